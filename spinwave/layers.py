@@ -1,0 +1,141 @@
+"""Layers of spin-wave neurons: ordinary linear layers whose matrix is a function of their weights."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .effective import check_model, compute
+from .parameters import SpinWaveParameters
+
+
+class SpinWaveLinear(nn.Module):
+    """A layer of spin-wave neurons: ``y = gain * x @ H(weight).T + bias``.
+
+    Every output is one atomic memory that stores the ``in_features`` probe amplitudes of x under its own control
+    amplitudes, a row of ``weight``, and is then read out. The output is linear in x at any coupling.
+
+    Arguments:
+        in_features: number of modes, an integer >= 1.
+        out_features: number of neurons, an integer >= 1.
+        parameters: the physics; the question's by default.
+        model: ``"continuum"`` or ``"discretized"``, see :func:`spinwave.effective_weights`.
+        bias: add a learned bias, ``(out_features,)``; off by default.
+
+    Attributes:
+        physics: the parameters (``parameters`` is taken by :class:`torch.nn.Module`).
+        weight: control amplitudes, ``(out_features, in_features)``, drawn from N(0, 1).
+        gain: scalar buffer, the fixed gain of the detector. It is set at initialisation such that independent
+            inputs of unit mean square give outputs of unit mean square. Without it the question's logits start
+            near 1e-7 and its gradients below the epsilon of Adam.
+
+    Shapes: ``(..., in_features)`` to ``(..., out_features)``.
+
+    Raises:
+        ValueError: sizes below 1, an unknown model, an input whose last dimension is not ``in_features``. On
+            the CPU also weights that are NaN or infinite; on a GPU these pass through, since looking would stall it.
+    """
+
+    gain: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        parameters: SpinWaveParameters | None = None,
+        model: str = "continuum",
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {size!r}")
+        check_model(model)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.physics = SpinWaveParameters() if parameters is None else parameters
+        self.model = model
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_buffer("gain", torch.ones((), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw new control amplitudes, zero the bias and set the gain to match."""
+        self.weight.normal_()
+        if self.bias is not None:
+            self.bias.zero_()
+        h = compute(self.weight, self.physics, self.model, look=True)
+        self.gain.copy_(h.square().sum(-1).mean().rsqrt())
+
+    def effective_weight(self) -> Tensor:
+        """The matrix of the layer, gain included: ``(out_features, in_features)``, differentiable."""
+        look = self.weight.device.type == "cpu"
+        return self.gain * compute(self.weight, self.physics, self.model, look)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
+        return F.linear(x, self.effective_weight(), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {self.physics}, model={self.model!r}"
+
+
+class SpinWaveMLP(nn.Sequential):
+    """Spin-wave layers with ReLU between them, as in the question: 100 pixels, 100 hidden neurons, 10 classes.
+
+    Arguments:
+        sizes: features of input, hidden layers and output; at least two integers >= 1.
+        parameters: the physics of every layer; the question's by default.
+        model: ``"continuum"`` or ``"discretized"``.
+
+    Shapes: ``(..., sizes[0])`` to ``(..., sizes[-1])``.
+
+    Raises:
+        ValueError: fewer than two sizes, or as :class:`SpinWaveLinear`.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int] = (100, 100, 10),
+        parameters: SpinWaveParameters | None = None,
+        model: str = "continuum",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sizes = tuple(sizes)
+        if len(sizes) < 2:
+            raise ValueError(f"sizes must name at least an input and an output, got {sizes}")
+        layers: list[nn.Module] = []
+        for n_in, n_out in itertools.pairwise(sizes):
+            layers += [SpinWaveLinear(n_in, n_out, parameters, model, device=device, dtype=dtype), nn.ReLU()]
+        super().__init__(*layers[:-1])
+        self.sizes = sizes
+
+    @torch.no_grad()
+    def calibrate(self, x: Tensor) -> None:
+        """Set the detector gains such that every layer puts out unit mean square on the sample ``x``.
+
+        Initialisation assumes independent inputs of unit mean square; images are neither.
+
+        Arguments:
+            x: a sample of inputs, ``(samples, sizes[0])``.
+
+        Raises:
+            ValueError: a layer puts out nothing but zeros (or not a number) on the sample.
+        """
+        for layer in self:
+            y = layer(x)
+            if isinstance(layer, SpinWaveLinear):
+                scale = y.square().mean().rsqrt()
+                if not scale.isfinite():
+                    raise ValueError("the sample must excite every layer, got outputs that are all zero or not finite")
+                layer.gain *= scale
+                y = y * scale  # the layers have no bias
+            x = y

@@ -1,0 +1,71 @@
+"""The physics of one neuron, as numbers."""
+
+import math
+import operator
+from dataclasses import dataclass, fields
+
+# Normalisation of a stored mode. The question multiplies sqrt(ic) by Np, thirteen symbols that cancel
+# but for its 3.14 in place of pi.
+MODE_NORMALISATION = (3.14 / math.pi) ** 0.25
+
+
+@dataclass(frozen=True)
+class SpinWaveParameters:
+    """Couplings, grid and detuning shared by all neurons of a layer.
+
+    Arguments:
+        coupling_total: total control coupling C_total of a neuron, dimensionless, > 0. Mode i couples with
+            ``a_i = w_i * coupling_total / modes``.
+        readout_coupling: coupling R of the final read-out pulse, dimensionless, > 0.
+        points: grid points N per axis of the discretized model, an integer >= 2.
+        steepness: slope of the sigmoid that stands for the causal step in the discretized model, per unit
+            length of the ensemble, > 0; ``math.inf`` is the exact step.
+        detuning: one-photon detuning in linewidths, any finite number.
+        optical_depth: optical depth of the ensemble, dimensionless, > 0.
+
+    The defaults are those of the question. ``points`` and ``steepness`` exist only in the discretized model;
+    the continuum model is the limit of many points and a sharp step.
+
+    Raises:
+        ValueError: a value outside its range; the message names the field, the range and the value.
+
+    Source: far-detuned Raman memory, Nunn et al., Phys. Rev. A 75, 011401(R) (2007); Gorshkov et al.,
+    Phys. Rev. A 76, 033805 (2007).
+    """
+
+    coupling_total: float = 0.1
+    readout_coupling: float = 10.0
+    points: int = 100
+    steepness: float = 50.0
+    detuning: float = 6000.0
+    optical_depth: float = 10000.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool):
+                raise ValueError(f"{field.name} must be a number, got {value!r}")
+            try:
+                value = operator.index(value) if field.name == "points" else float(value)
+            except (TypeError, ValueError):
+                kind = "an integer" if field.name == "points" else "a number"
+                raise ValueError(f"{field.name} must be {kind}, got {value!r}") from None
+            object.__setattr__(self, field.name, value)
+        if self.points < 2:
+            raise ValueError(f"points must be at least 2, got {self.points}")
+        for name in ("coupling_total", "readout_coupling", "optical_depth"):
+            if not (0 < getattr(self, name) < math.inf):
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if not self.steepness > 0:
+            raise ValueError(f"steepness must be positive, got {self.steepness}")
+        if not math.isfinite(self.detuning):
+            raise ValueError(f"detuning must be finite, got {self.detuning}")
+
+    @property
+    def stark_phase(self) -> float:
+        """Dynamic Stark phase in radians per unit of squared coupling, detuning over optical depth."""
+        return self.detuning / self.optical_depth
+
+    def mode_coupling(self, modes: int) -> float:
+        """Coupling per unit weight when the total is shared by ``modes`` modes, ``coupling_total / modes``."""
+        return self.coupling_total / modes

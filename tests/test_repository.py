@@ -1,0 +1,101 @@
+"""What the repository promises apart from the package: clean notebooks, two commands, a self-contained site."""
+
+import re
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import nbformat
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+SITE = ROOT / "_build" / "html"
+NOTEBOOKS = sorted((ROOT / "chapters").glob("*.ipynb"))
+TOP_LEVEL = {
+    *("README.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "pyproject.toml"),
+    *("_config.yml", "_toc.yml", ".gitignore", ".github", ".ci"),
+    *("chapters", "spinwave", "tests", "benchmarks"),
+}
+COLAB_CELL = """\
+import sys
+if "google.colab" in sys.modules:
+    %pip install -q git+{url}"""
+
+
+def config() -> dict:
+    return yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_stored_without_outputs(path):
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code), (
+        f"run: nbstripout chapters/{path.name}"
+    )
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_first_cell_installs_from_the_configured_repository(path):
+    first = nbformat.read(path, as_version=4).cells[0]
+    assert first.source == COLAB_CELL.format(url=config()["repository"]["url"])
+    assert "remove-cell" in first.metadata.get("tags", [])
+
+
+def test_every_chapter_is_in_the_table_of_contents():
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    listed = {chapter["file"] for part in toc["parts"] for chapter in part["chapters"]}
+    pages = [*NOTEBOOKS, *(ROOT / "chapters").glob("*.md")]
+    stored = {path.relative_to(ROOT).with_suffix("").as_posix() for path in pages}
+    assert listed | {toc["root"]} == stored
+
+
+def test_top_level_holds_nothing_else():
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip("not a git clone")
+    assert {path.split("/")[0] for path in result.stdout.splitlines()} <= TOP_LEVEL
+
+
+def test_readme_opens_with_the_two_commands():
+    commands = re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert commands == ["book", "test"]
+
+
+class Requests(HTMLParser):
+    """Addresses a browser fetches on its own when it opens a page; links to click are not among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        fetched = ("src", "href", "poster", "data") if tag != "a" else ()
+        if tag == "link" and not {"stylesheet", "icon", "preload", "modulepreload", "prefetch"} & set(
+            (attrs.get("rel") or "").split()
+        ):
+            return
+        self.found += [attrs[name] for name in fetched if attrs.get(name)]
+
+    def handle_data(self, data):
+        if self.lasttag == "style":
+            self.found += re.findall(r"url\([\"']?([^\"')]+)", data)
+        elif self.lasttag == "script":
+            self.found += re.findall(r"\b(?:import|from)\s*\(?\s*[\"']([^\"']+)", data)
+
+
+@pytest.mark.skipif(not SITE.is_dir(), reason="the book is not built (make book)")
+def test_site_requests_nothing_from_another_host():
+    elsewhere = set()
+    for page in SITE.rglob("*.html"):
+        parser = Requests()
+        parser.feed(page.read_text(encoding="utf-8"))
+        elsewhere |= {(page.name, address) for address in parser.found if urlsplit(address).netloc}
+    for sheet in SITE.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        addresses = re.findall(r"(?:url\(|@import\s+)[\"']?([^\"');\s]+)", text)
+        elsewhere |= {(sheet.name, address) for address in addresses if urlsplit(address).netloc}
+    assert not elsewhere
