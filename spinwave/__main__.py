@@ -2,9 +2,11 @@
 
 import argparse
 import datetime
+import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +14,15 @@ from .data import DATASETS, load_mnist
 from .effective import MODELS
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
-from .training import CHECKPOINT, Diverged, choose_device, evaluate, fit, load_checkpoint
+from .training import (
+    CHECKPOINT,
+    Diverged,
+    check_seed,
+    choose_device,
+    evaluate,
+    fit,
+    load_checkpoint,
+)
 
 # Of `train`. The parser leaves them out, so that a resumed run can tell what was asked for.
 DEFAULTS = {
@@ -39,6 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except (ValueError, OSError) as error:
         print(f"spinwave: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if "memory" not in str(error):  # on the CPU PyTorch has no type of its own for that
+            raise
+        print(f"spinwave: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nspinwave: interrupted", file=sys.stderr)
@@ -108,14 +123,43 @@ def _load(split: str, options: argparse.Namespace, size: int, data: str) -> tupl
     return load_mnist(split, size, getattr(options, "root", None), data, "download" in options)
 
 
+def _read(run: Path) -> tuple[SpinWaveMLP, dict[str, Any]]:
+    """Network and description of a run that ``train`` made."""
+    model, described, _ = load_checkpoint(run)
+    missing = [name for name in ("data", "size", "limit") if name not in described["settings"]]
+    if missing:
+        raise ValueError(
+            f"expected a run of `python -m spinwave train`; {run} was made from Python and does not say its "
+            f"{', '.join(missing)}"
+        )
+    return model, described
+
+
 def _train(options: argparse.Namespace) -> None:
+    out = getattr(options, "out", None) or Path("runs", datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+    try:
+        _train_into(out, options)
+    except KeyboardInterrupt:
+        if (out / CHECKPOINT).exists():
+            again = ["train", "--resume", "--out", str(out)]
+            for name in ("root", "device"):  # the run does not remember these
+                if name in options:
+                    again += [f"--{name}", getattr(options, name)]
+            message = f"The last saved epoch is kept. Continue with: python -m spinwave {shlex.join(again)}"
+        else:
+            message = "Nothing was saved yet. Start again with the same command."
+        print(f"\n{message}", file=sys.stderr)
+        raise
+
+
+def _train_into(out: Path, options: argparse.Namespace) -> None:
     resume = "resume" in options
     given = {name: value for name, value in vars(options).items() if name in DEFAULTS}
     saved = {}
     if resume:
         if "out" not in options:
             raise ValueError("--resume expects --out with the folder of the run")
-        _, described, _ = load_checkpoint(options.out)
+        _, described = _read(out)
         settings = described["settings"]
         saved = {name: settings[name] for name in ("epochs", "batch_size", "seed", "model", "data", "size", "limit")}
         saved |= {"lr": settings["learning_rate"], "hidden": settings["sizes"][1:-1], **described["parameters"]}
@@ -128,42 +172,37 @@ def _train(options: argparse.Namespace) -> None:
         raise ValueError(f"--limit must be at least 1, got {limit}")
     images, labels = _load("train", options, chosen["size"], chosen["data"])
     test = _load("test", options, chosen["size"], chosen["data"])
+    check_seed(chosen["seed"])
     torch.manual_seed(chosen["seed"])
     model = SpinWaveMLP((images.shape[1], *chosen["hidden"], 10), parameters, chosen["model"])
-    out = getattr(options, "out", None) or Path("runs", datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
-
-    try:
-        metrics = fit(
-            model,
-            (images[:limit], labels[:limit]),
-            test,
-            epochs=chosen["epochs"],
-            batch_size=chosen["batch_size"],
-            learning_rate=chosen["lr"],
-            seed=chosen["seed"],
-            device=device,
-            compile="compile" in options,
-            out=out,
-            resume=resume,
-            notes={name: chosen[name] for name in ("data", "size", "limit")},
-        )
-    except KeyboardInterrupt:
-        if (out / CHECKPOINT).exists():
-            print(f"\nThe last finished epoch is kept. Continue with: train --out {out} --resume", file=sys.stderr)
-        raise
+    metrics = fit(
+        model,
+        (images[:limit], labels[:limit]),
+        test,
+        epochs=chosen["epochs"],
+        batch_size=chosen["batch_size"],
+        learning_rate=chosen["lr"],
+        seed=chosen["seed"],
+        device=device,
+        compile="compile" in options,
+        out=out,
+        resume=resume,
+        notes={name: chosen[name] for name in ("data", "size", "limit")},
+    )
 
     from .figures import confusion_matrix, learning_curves
 
     learning_curves({"spin-wave network": metrics["history"]}).savefig(out / "learning_curves.png", dpi=150)
     confusion_matrix(metrics["confusion"]).savefig(out / "confusion.png", dpi=150)
     print(
-        f"test accuracy {metrics['test_accuracy']:.2%}, loss {metrics['test_loss']:.4f} after {metrics['epochs']} epochs "
-        f"in {metrics['seconds']:.1f} s on {metrics['environment']['device']}; everything is in {out}"
+        f"test accuracy {metrics['test_accuracy']:.2%}, loss {metrics['test_loss']:.4f} "
+        f"after {metrics['epochs']} epochs in {metrics['seconds']:.1f} s "
+        f"on {metrics['environment']['device']}; everything is in {out}"
     )
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    model, described, _ = load_checkpoint(options.folder)
+    model, described = _read(options.folder)
     settings = described["settings"]
     device = choose_device(getattr(options, "device", None))
     images, labels = _load("test", options, settings["size"], settings["data"])

@@ -53,8 +53,7 @@ def clifford(n: int, c: Tensor) -> Tensor:
 
     Arguments:
         n: order, an integer >= 0. The accuracy below is tested for n = 0 to 4.
-        c: real floating-point tensor of any shape, dimensionless. Promised for ``0 <= c <= 1e4``; the series also
-            serves ``-1 < c < 0``.
+        c: real floating-point tensor of any shape, dimensionless, ``0 <= c <= 1e4``.
 
     Returns:
         Tensor of the shape, dtype and device of ``c``. Absolute error at most 1e-13 in float64 and 1e-6 in
@@ -102,14 +101,26 @@ def horner(coefficients, t: Tensor) -> Tensor:
     return value
 
 
-def taylor_coefficients(n: int, terms: int) -> list[float]:
-    """The first ``terms`` coefficients of C_n, lowest power first: ``(-1)^k / (k! (n + k)!)``."""
-    return [(-1) ** k / (math.factorial(k) * math.factorial(n + k)) for k in range(terms)]
+def seen(value: Tensor) -> float | None:
+    """The one value of a tensor, or None where a tensor has no values to look at, traced or vmapped.
+
+    On a GPU this waits for the device.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return value.item()
+    except RuntimeError:
+        return None
 
 
 def _evaluate(n: int, c: Tensor) -> Tensor:
-    # 27 terms: the first one left out is below 1e-18 at the switch.
-    series = horner(taylor_coefficients(n, 27), c.clamp(max=_SWITCH))
+    # On the CPU a look at the arguments is cheap, and small ones need a few terms of the series and no more.
+    largest = seen(c.amax()) if c.device.type == "cpu" and c.numel() else None
+    small = largest is not None and largest <= _SWITCH
+    series = horner(_series(n, largest if small else _SWITCH), c.clamp(max=_SWITCH))
+    if small:
+        return series
     # The clamp keeps the branch not taken finite.
     large = c.clamp(min=_SWITCH)
     previous, current = _hankel(0, large), _hankel(1, large)
@@ -118,6 +129,17 @@ def _evaluate(n: int, c: Tensor) -> Tensor:
     for order in range(1, n):  # C_{m+1} = (m C_m - C_{m-1}) / c loses nothing while m < sqrt(c)
         previous, current = current, (order * current - previous) / large
     return torch.where(c < _SWITCH, series, current)
+
+
+def _series(n: int, largest: float) -> list[float]:
+    """Coefficients ``(-1)^k / (k! (n + k)!)``, lowest power first, until a term at ``largest`` is below 1e-18."""
+    coefficients = [1 / math.factorial(n)]
+    k, size = 0, 1.0
+    while size > 1e-18:
+        k += 1
+        coefficients.append(-coefficients[-1] / (k * (n + k)))
+        size *= largest / k**2
+    return coefficients
 
 
 def _hankel(n: int, c: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .bessel import clifford, horner
+from .bessel import clifford, horner, seen
 from .parameters import MODE_NORMALISATION, SpinWaveParameters
 
 MODELS = ("continuum", "discretized")
@@ -39,6 +39,9 @@ GRID_EDGE = 1e-10
 
 # Where the weights cannot be looked at, the tables serve couplings up to |a| = 5.
 _UNSEEN_SQUARED_COUPLING = 25.0
+
+# Largest sum of squares for which F is summed as a Taylor series: beyond, cancellation costs the promised digits.
+_SERIES_REACH = {torch.float32: 64.0, torch.float64: 256.0}
 
 # More terms than this means couplings (or Stark phases) no float64 sum resolves in reasonable time.
 _MOST_TERMS = 1024
@@ -102,7 +105,7 @@ def neuron(
         raise ValueError(
             f"the leading dimensions of x and w must broadcast, got shapes {tuple(x.shape)} and {tuple(w.shape)}"
         ) from None
-    largest = _seen(x.detach().abs().amax())
+    largest = seen(x.detach().abs().amax())
     if largest is not None and not math.isfinite(largest):
         raise ValueError("x must be finite, got NaN or infinity")
     return (x * effective_weights(w, parameters, model)).sum(-1)
@@ -147,28 +150,28 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tensor:
     b = a.square()
     inclusive = b.flip(-1).cumsum(-1).flip(-1)  # sum of b_j over j >= i
     later = F.pad(inclusive[..., 1:], (0, 1))  # A_i
-    total = _seen(inclusive.detach()[..., 0].amax()) if look else None
+    total = seen(inclusive.detach()[..., 0].amax()) if look else None
     limit = _UNSEEN_SQUARED_COUPLING
     if total is not None:
         _check_finite(total)
         # The total bounds the largest square; only strong couplings are worth the second look.
-        limit = total if total < 1e-3 else _seen(b.detach().amax())
+        limit = total if total < 1e-3 else seen(b.detach().amax())
 
     readout = parameters.readout_coupling
-    # Horner's rule loses e^(2 sqrt c) of its digits to cancellation.
-    if total is not None and total <= (16 if w.dtype == torch.float64 else 4):
-        coefficients = _difference_series(_exponent(total), readout, tolerance)
-    else:
-        coefficients = None
-
     phase = parameters.stark_phase
-    integral = torch.zeros_like(b)
-    for node, weight in _quadrature(_exponent(limit), phase, tolerance):
-        c = later + node * b
-        value = _difference(0, c, readout) if coefficients is None else horner(coefficients, c)
-        if (phase * limit) ** 2 > tolerance:
-            value = value * torch.cos(phase * (1 - node) * b)
-        integral = integral + weight * value
+    nodes, weights = _quadrature(_exponent(limit), phase, tolerance)
+    u = torch.tensor(nodes, dtype=w.dtype, device=w.device).view(-1, *[1] * w.dim())
+    c = later + u * b  # (nodes, ..., modes)
+    if total is None or total > _SERIES_REACH[torch.float64]:
+        values = _difference(0, c, readout)
+    else:
+        exponent = _exponent(total)
+        series = _difference_series(exponent, readout, tolerance)
+        working = w.dtype if total <= _SERIES_REACH[w.dtype] else torch.float64
+        values = horner(series, c.to(working) - 2.0 ** (exponent - 1)).to(w.dtype)
+    if (phase * limit) ** 2 > tolerance:
+        values = values * torch.cos(phase * (1 - u) * b)
+    integral = torch.tensordot(torch.tensor(weights, dtype=w.dtype, device=w.device), values, 1)
     h = MODE_NORMALISATION / readout * a * integral
     return h if total is not None else torch.where(b > limit, math.nan, h)
 
@@ -179,24 +182,31 @@ def _difference(n: int, c: Tensor, readout: float) -> Tensor:
     if square > 1:
         return clifford(n, c) - clifford(n, c + square)
     # The mean of C_{n+1} over [c, c + R^2]; four nodes leave 2e-15 at R = 1.
-    return square * sum(weight * clifford(n + 1, c + node * square) for node, weight in _gauss(4))
+    return square * sum(weight * clifford(n + 1, c + node * square) for node, weight in zip(*_gauss(4), strict=True))
 
 
 @lru_cache(maxsize=256)
+@torch.compiler.assume_constant_result
 def _difference_series(exponent: int, readout: float, tolerance: float) -> tuple[float, ...]:
-    """Taylor coefficients of F(c) = C_0(c) - C_0(c + R^2) at 0, enough for 0 <= c <= 2^exponent."""
+    """Taylor coefficients of F(c) = C_0(c) - C_0(c + R^2) at the centre of 0 <= c <= 2^exponent.
+
+    With r half the length, the k-th term is at most ``r^k C_k(r) / k!``, and ``|C_k(r)| <= min(1/k!, r^(-k/2))``.
+    """
+    centre = torch.tensor([2.0 ** (exponent - 1)], dtype=torch.float64)
+    log_radius = (exponent - 1) * math.log(2)
     coefficients: list[float] = []
-    size = 1.0  # of c^k / k!^2, which bounds the k-th term
-    while size > tolerance or len(coefficients) < 2:
+    log_size = 0.0
+    while log_size > math.log(tolerance) or len(coefficients) < 2:
         k = len(coefficients)
-        derivative = _difference(k, torch.zeros(1, dtype=torch.float64), readout).item()
-        coefficients.append((-1) ** k * derivative / math.factorial(k))
-        size *= 2.0**exponent / (k + 1) ** 2
+        coefficients.append((-1) ** k * _difference(k, centre, readout).item() / math.factorial(k))
+        log_size = (k + 1) * log_radius - math.lgamma(k + 2)
+        log_size -= max(math.lgamma(k + 2), (k + 1) / 2 * log_radius)
     return tuple(coefficients)
 
 
 @lru_cache(maxsize=256)
-def _quadrature(exponent: int, phase: float, tolerance: float) -> list[tuple[float, float]]:
+@torch.compiler.assume_constant_result
+def _quadrature(exponent: int, phase: float, tolerance: float) -> tuple[list[float], list[float]]:
     """Gauss-Legendre rule on [0, 1] that meets ``tolerance`` for all b up to 2^exponent.
 
     The error of m nodes is the 2m-th derivative of ``C_0(b u + A) cos(phase b (1 - u))`` times
@@ -229,9 +239,11 @@ def _log_power(base: float, exponent: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _gauss(m: int) -> list[tuple[float, float]]:
+@torch.compiler.assume_constant_result
+def _gauss(m: int) -> tuple[list[float], list[float]]:
+    """Nodes and weights of the m-point Gauss-Legendre rule on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(m)
-    return list(zip(((nodes + 1) / 2).tolist(), (weights / 2).tolist(), strict=True))
+    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
 
 
 # ---- discretized
@@ -241,7 +253,7 @@ def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tenso
     modes, points = w.shape[-1], parameters.points
     a = (w * parameters.mode_coupling(modes)).reshape(-1, modes)  # (neurons, modes)
     b = a.square()
-    limit = _seen(b.detach().amax()) if look else None
+    limit = seen(b.detach().amax()) if look else None
     if limit is not None:
         _check_finite(limit)
     exponent = _exponent(_UNSEEN_SQUARED_COUPLING if limit is None else limit)
@@ -274,6 +286,7 @@ def _chebyshev(b: Tensor, exponent: int, terms: int) -> Tensor:
 
 
 @lru_cache(maxsize=32)
+@torch.compiler.assume_constant_result
 def _grid_tables(
     exponent: int, parameters: SpinWaveParameters, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -352,16 +365,6 @@ def _tolerance(dtype: torch.dtype) -> float:
 def _exponent(bound: float) -> int:
     """Least e with bound <= 2^e: tables are made for powers of two, so that training does not remake them."""
     return max(-50, math.ceil(math.log2(bound))) if bound > 0 else -50
-
-
-def _seen(value: Tensor) -> float | None:
-    """The value as a float, or None where tensors have no values to look at: traced or vmapped."""
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return value.item()
-    except RuntimeError:
-        return None
 
 
 def _check_finite(bound: float) -> None:

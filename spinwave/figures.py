@@ -12,16 +12,17 @@ def learning_curves(histories: dict[str, list[dict[str, float]]]) -> "Figure":
     Arguments:
         histories: the ``history`` of one or more runs, by the name that the legend shows.
     """
-    figure, (loss, error) = _subplots(1, 2, (8, 3.2))
+    figure, (loss, error) = _subplots(2, (8, 3.2))
     for index, (name, history) in enumerate(histories.items()):
         epochs = [entry["epoch"] for entry in history]
         test = {"linestyle": "--", "marker": "s", "markersize": 3, "color": f"C{index}"}
         loss.plot(epochs, [e["train_loss"] for e in history], "o-", ms=3, color=f"C{index}", label=f"{name}, training")
         loss.plot(epochs, [e["test_loss"] for e in history], label=f"{name}, test", **test)
         error.plot(epochs, [100 * (1 - e["test_accuracy"]) for e in history], label=name, **test)
-    loss.set(xlabel="epoch", ylabel="cross entropy (nats)", yscale="log")
-    error.set(xlabel="epoch", ylabel="test error (%)", yscale="log")
-    for axes in (loss, error):
+    for axes, label in ((loss, "cross entropy (nats)"), (error, "test error (%)")):
+        # Without a mistake there is nothing that a logarithm could show.
+        axes.set(xlabel="epoch", ylabel=label, yscale="log" if axes.dataLim.ymax > 0 else "linear")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(True, which="both", alpha=0.3)
         axes.legend(fontsize="small")
     return figure
@@ -37,7 +38,7 @@ def confusion_matrix(confusion: Any) -> "Figure":
 
     counts = np.asarray(confusion)
     mistakes = counts - np.diag(np.diag(counts))
-    figure, axes = _subplots(1, 1, (5, 4.4))
+    figure, axes = _subplots(1, (5, 4.4))
     image = axes.imshow(mistakes, cmap="Blues")
     for (row, column), count in np.ndenumerate(counts):
         dark = mistakes[row, column] > mistakes.max() / 2
@@ -49,9 +50,9 @@ def confusion_matrix(confusion: Any) -> "Figure":
     return figure
 
 
-def _subplots(rows: int, columns: int, size: tuple[float, float]) -> Any:
+def _subplots(columns: int, size: tuple[float, float]) -> Any:
     # A Figure of its own: pyplot would keep it alive, and pick a window system where there is none.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns)
+    return figure, figure.subplots(1, columns)

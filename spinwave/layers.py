@@ -87,13 +87,17 @@ class SpinWaveLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.physics}, model={self.model!r}"
 
 
-class SpinWaveMLP(nn.Sequential):
+class SpinWaveMLP(nn.Module):
     """Spin-wave layers with ReLU between them, as in the question: 100 pixels, 100 hidden neurons, 10 classes.
 
     Arguments:
         sizes: features of input, hidden layers and output; at least two integers >= 1.
         parameters: the physics of every layer; the question's by default.
         model: ``"continuum"`` or ``"discretized"``.
+
+    Attributes:
+        layers: the spin-wave layers and the ReLU between them, in order.
+        sizes, physics, model: as given.
 
     Shapes: ``(..., sizes[0])`` to ``(..., sizes[-1])``.
 
@@ -109,14 +113,20 @@ class SpinWaveMLP(nn.Sequential):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = tuple(sizes)
-        if len(sizes) < 2:
-            raise ValueError(f"sizes must name at least an input and an output, got {sizes}")
-        layers: list[nn.Module] = []
-        for n_in, n_out in itertools.pairwise(sizes):
-            layers += [SpinWaveLinear(n_in, n_out, parameters, model, device=device, dtype=dtype), nn.ReLU()]
-        super().__init__(*layers[:-1])
-        self.sizes = sizes
+        super().__init__()
+        self.sizes = tuple(sizes)
+        if len(self.sizes) < 2:
+            raise ValueError(f"sizes must name at least an input and an output, got {self.sizes}")
+        self.physics = SpinWaveParameters() if parameters is None else parameters
+        self.model = model
+        self.layers = nn.Sequential()
+        for n_in, n_out in itertools.pairwise(self.sizes):
+            if len(self.layers):
+                self.layers.append(nn.ReLU())
+            self.layers.append(SpinWaveLinear(n_in, n_out, self.physics, model, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
 
     @torch.no_grad()
     def calibrate(self, x: Tensor) -> None:
@@ -130,7 +140,7 @@ class SpinWaveMLP(nn.Sequential):
         Raises:
             ValueError: a layer puts out nothing but zeros (or not a number) on the sample.
         """
-        for layer in self:
+        for layer in self.layers:
             y = layer(x)
             if isinstance(layer, SpinWaveLinear):
                 scale = y.square().mean().rsqrt()

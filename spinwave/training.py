@@ -1,29 +1,41 @@
 """Training: one loop, one recipe, checkpoints that survive whatever happens next."""
 
+import contextlib
 import datetime
+import hashlib
 import json
 import math
 import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
 from torch import Tensor, nn
+from tqdm import tqdm
+
+try:
+    import fcntl
+except ImportError:  # Windows has none; there nothing keeps two trainings out of one folder
+    fcntl = None
 
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.json"
+LOCK = ".lock"
 
 
 class Diverged(ArithmeticError):
-    """The training loss is no longer a number."""
+    """The training loss is, or is bound to become, NaN or infinite."""
 
 
 def fit(
@@ -45,8 +57,8 @@ def fit(
     """Train a classifier with cross entropy, Adam and a one-cycle learning rate.
 
     The data stay on the device as two tensors; a batch is an index. Detector gains of a :class:`SpinWaveMLP` are set
-    once, on the first 4096 training images. On the CPU the same seed, model and data give the same weights, bit for
-    bit, also when training was stopped after any epoch and resumed.
+    once, on the first 4096 training images. On the CPU, with the same number of threads, the same seed, model and data
+    give the same weights, bit for bit, also when training was stopped after any epoch and resumed.
 
     Arguments:
         model: the network, trained in place; ``(batch, features)`` to logits ``(batch, classes)``.
@@ -60,8 +72,10 @@ def fit(
         device: where to train; by default a GPU if there is one.
         compile: pass the model through :func:`torch.compile`.
         out: folder for a checkpoint and ``metrics.json`` after every epoch; the model must be a :class:`SpinWaveMLP`.
-        resume: continue the run in ``out``.
-        notes: what else to write into the run, for instance the data set.
+            One training at a time may use it (Windows does not check).
+        resume: continue the run in ``out``, with the settings and the data it was started with.
+        notes: what else to write into the run and to compare when it is resumed, for instance the data set: a dict
+            that JSON can hold. An argument of the same name takes precedence.
         progress: show a progress bar.
 
     Returns:
@@ -70,91 +84,109 @@ def fit(
         ``confusion`` (true class by predicted class).
 
     Raises:
-        ValueError: arguments outside their range, tensors that do not fit, a folder that holds another run.
-        Diverged: the loss became NaN or infinite; the checkpoint of the last good epoch is kept.
-        OSError: ``out`` cannot be written.
+        ValueError: arguments outside their range, tensors that do not fit, a folder that cannot be made, holds another
+            run or is in use.
+        Diverged: images are not finite, the loss became NaN or infinite, or the weights grew past what the layers
+            can compute. The checkpoint of the last good epoch is kept; ``model`` is left as it is.
+        OSError: a checkpoint could not be written; the one before it is kept.
     """
     for name, number in (("epochs", epochs), ("batch_size", batch_size)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{name} must be an integer >= 1, got {number!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
-        raise ValueError(f"seed must be an integer from 0 to 2^31 - 1, got {seed!r}")
+    check_seed(seed)
     if not (isinstance(learning_rate, int | float) and 0 < learning_rate < math.inf):
         raise ValueError(f"learning_rate must be positive and finite, got {learning_rate!r}")
+    if out is not None and not isinstance(model, SpinWaveMLP):
+        raise ValueError(f"a run with out must train a SpinWaveMLP, got {type(model).__name__}")
+    if resume and out is None:
+        raise ValueError("resume needs out, the folder of the run")
     check_data("train", *train)
     check_data("test", *test)
+    if train[0].shape[1] != test[0].shape[1]:
+        raise ValueError(
+            f"train and test images must have the same number of features, "
+            f"got shapes {tuple(train[0].shape)} and {tuple(test[0].shape)}"
+        )
     device = choose_device(device)
     settings = {
+        **(notes or {}),
         "epochs": epochs,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "seed": seed,
         "train_images": len(train[0]),
-        **(notes or {}),
     }
     if isinstance(model, SpinWaveMLP):
-        settings |= {"sizes": list(model.sizes), "model": model[0].model}
+        settings |= {"sizes": model.sizes, "model": model.model}
+    try:
+        settings = json.loads(json.dumps(settings))  # as a resumed run will read them
+    except TypeError as error:
+        raise ValueError(f"notes must be a dict that JSON can hold, got {notes!r} ({error})") from None
 
     model.to(device)
     images, labels = (tensor.to(device) for tensor in train)
     test = (test[0].to(device), test[1].to(device))
+    if not (images.isfinite().all() and test[0].isfinite().all()):
+        raise Diverged("the images hold NaN or infinity, and so would the loss")
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
     history: list[dict[str, float]] = []
-    folder = None
-    if out is not None:
-        if not isinstance(model, SpinWaveMLP):
-            raise ValueError(f"a run with out must train a SpinWaveMLP, got {type(model).__name__}")
-        folder = open_folder(out, resume)
-    if resume:
-        if folder is None:
-            raise ValueError("resume needs out, the folder of the run")
-        history = _restore(folder, model, optimizer, settings)
-    elif isinstance(model, SpinWaveMLP):
-        model.calibrate(images[:4096])
-
-    from tqdm import tqdm
-
-    network = torch.compile(model) if compile else model
     steps = math.ceil(len(images) / batch_size)
     surroundings = environment(device)
-    score = None
-    with tqdm(
-        total=epochs * steps, initial=len(history) * steps, unit="step", disable=not progress
-    ) as bar:
-        for epoch in range(len(history), epochs):
-            begin = time.perf_counter()
-            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
-            total = torch.zeros((), device=device)
-            for step, index in enumerate(order.to(device).split(batch_size)):
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate * one_cycle((epoch * steps + step) / (epochs * steps))
-                loss = F.cross_entropy(network(images[index]), labels[index])
-                # Reading the loss stalls a GPU, so there a NaN is found at the end of the epoch.
-                if device.type == "cpu":
-                    _check_loss(loss.item(), epoch, folder)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                total += loss.detach() * len(index)
-                bar.update()
-            _check_loss(total.item(), epoch, folder)
-            score = evaluate(model, *test)
-            _check_loss(score["loss"], epoch, folder)
-            history.append(
-                {
-                    "epoch": epoch + 1,
-                    "train_loss": total.item() / len(images),
-                    "test_loss": score["loss"],
-                    "test_accuracy": score["accuracy"],
-                    "seconds": time.perf_counter() - begin,
-                }
-            )
-            bar.set_postfix_str(f"test accuracy {score['accuracy']:.2%}")
-            if folder is not None:
-                save_checkpoint(folder, model, optimizer, settings, history)
-                metrics = _metrics(model, settings, history, score, surroundings)
-                _write(folder / METRICS, json.dumps(metrics, indent=1).encode())
-    return _metrics(model, settings, history, score or evaluate(model, *test), surroundings)
+
+    with contextlib.nullcontext() if out is None else open_folder(out, resume) as folder:
+        if resume:
+            history = _restore(folder, model, optimizer, settings)
+        elif isinstance(model, SpinWaveMLP):
+            model.calibrate(images[:4096])
+        # Model and data that do not fit together show here, before the first step.
+        score = evaluate(model, *test)
+        _check_labels("train", labels, len(score["confusion"]))
+
+        network = torch.compile(model) if compile else model
+        with tqdm(total=epochs * steps, initial=len(history) * steps, unit="step", disable=not progress) as bar:
+            for epoch in range(len(history), epochs):
+                begin = time.perf_counter()
+                order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+                total = torch.zeros((), device=device)
+                try:
+                    for step, index in enumerate(order.to(device).split(batch_size)):
+                        rate = one_cycle((epoch * steps + step) / (epochs * steps))
+                        optimizer.param_groups[0]["lr"] = learning_rate * rate
+                        loss = F.cross_entropy(network(images[index]), labels[index])
+                        # Reading the loss stalls a GPU, so there a NaN is found at the end of the epoch.
+                        if device.type == "cpu":
+                            _check_loss(loss.item())
+                        optimizer.zero_grad()
+                        loss.backward()
+                        optimizer.step()
+                        total += loss.detach() * len(index)
+                        bar.update()
+                    _check_loss(total.item())
+                    score = evaluate(model, *test)
+                    _check_loss(score["loss"])
+                except ValueError as error:
+                    # Everything fitted above: what loss or layers refuse now are weights that ran away.
+                    kept = f"epoch {epoch} is kept in {folder}" if epoch else "nothing was saved yet"
+                    raise Diverged(
+                        f"training diverged in epoch {epoch + 1}: {error}; try a smaller learning rate"
+                        + ("" if folder is None else f" ({kept})")
+                    ) from error
+                history.append(
+                    {
+                        "epoch": epoch + 1,
+                        "train_loss": total.item() / len(images),
+                        "test_loss": score["loss"],
+                        "test_accuracy": score["accuracy"],
+                        "seconds": time.perf_counter() - begin,
+                    }
+                )
+                bar.set_postfix_str(f"test accuracy {score['accuracy']:.2%}")
+                if folder is not None:
+                    # In this order: stopped in between, a resumed run repeats the epoch and writes both again.
+                    metrics = _metrics(model, settings, history, score, surroundings)
+                    _write(folder / METRICS, json.dumps(metrics, indent=1).encode())
+                    save_checkpoint(folder, model, optimizer, settings, history)
+    return _metrics(model, settings, history, score, surroundings)
 
 
 @torch.no_grad()
@@ -177,8 +209,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int =
     check_data("evaluation", images, labels)
     logits = torch.cat([model(batch) for batch in images.split(batch_size)])  # (N, classes)
     classes = logits.shape[1]
-    if int(labels.max()) >= classes:
-        raise ValueError(f"labels must be below the {classes} outputs of the model, got {int(labels.max())}")
+    _check_labels("evaluation", labels, classes)
     confusion = torch.bincount(labels * classes + logits.argmax(1), minlength=classes**2).view(classes, classes)
     return {
         "loss": F.cross_entropy(logits, labels).item(),
@@ -207,16 +238,25 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=chosen).item()  # "meta" makes tensors but has no values
+    except (RuntimeError, AssertionError, ImportError) as error:
         here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"device must be one of {', '.join(here)} here, got {device!r} ({reason})") from None
+        raise ValueError(f"device must be one of {', '.join(here)} here, got {device!r} ({_reason(error)})") from None
     return chosen
+
+
+def check_seed(seed: int) -> None:
+    """Raise a ValueError unless ``seed`` is one that both PyTorch and the shuffling can take."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+        raise ValueError(f"seed must be an integer from 0 to 2^31 - 1, got {seed!r}")
 
 
 def check_data(name: str, images: Tensor, labels: Tensor) -> None:
     """Raise a ValueError unless images are ``(N, features)`` floating point and labels ``(N,)`` int64, N >= 1."""
+    if not (isinstance(images, Tensor) and isinstance(labels, Tensor)):
+        raise ValueError(
+            f"{name} images and labels must be tensors, got {type(images).__name__} and {type(labels).__name__}"
+        )
     if images.dim() != 2 or not images.is_floating_point() or len(images) == 0:
         raise ValueError(
             f"{name} images must be floating point of shape (N, features) with N >= 1, "
@@ -228,43 +268,62 @@ def check_data(name: str, images: Tensor, labels: Tensor) -> None:
         )
 
 
+def _check_labels(name: str, labels: Tensor, classes: int) -> None:
+    low, high = (int(bound) for bound in labels.aminmax())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"{name} labels must be from 0 to {classes - 1}, one for each output of the model, got {low} to {high}"
+        )
+
+
+def _check_loss(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss became {loss}")
+
+
 # ---- runs on disk
 
 
-def open_folder(out: str | os.PathLike[str], resume: bool) -> Path:
-    """Make or enter the folder of a run, without touching one that is there.
+@contextlib.contextmanager
+def open_folder(out: str | os.PathLike[str], resume: bool) -> Iterator[Path]:
+    """Make or enter the folder of a run and lock it, without touching a run that is there.
+
+    The system holds the lock and drops it with the process, however that ends; the file itself stays.
 
     Raises:
-        ValueError: a run is there and ``resume`` was not asked for, or the other way round; not a folder; not writable.
+        ValueError: a run is there and ``resume`` was not asked for, or the other way round; not a folder; not
+            writable; another training is using it.
     """
     folder = Path(out)
-    there = (folder / CHECKPOINT).exists()
-    if resume and not there:
+    if resume and not (folder / CHECKPOINT).exists():
         raise ValueError(f"resume expects a checkpoint at {folder / CHECKPOINT}, there is none")
-    if there and not resume:
-        raise ValueError(f"{folder} already holds a run: resume it, or choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{os.getpid()}.tmp"
-        probe.touch()
-        probe.unlink()
+        (folder / LOCK).touch()
     except OSError as error:
         raise ValueError(f"the output folder {folder} cannot be written: {error.strerror}") from None
-    return folder
+    with open(folder / LOCK, "a") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{folder} is in use by another training: wait, or choose another folder") from None
+        if not resume and (folder / CHECKPOINT).exists():
+            raise ValueError(f"{folder} already holds a run: resume it, or choose another folder")
+        yield folder
 
 
 def save_checkpoint(
     folder: Path, model: SpinWaveMLP, optimizer: torch.optim.Optimizer, settings: dict[str, Any], history: list
 ) -> None:
     """Write weights, gains, optimiser state, settings and history to one file, whole or not at all."""
-    from safetensors.torch import save
-
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in state.items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    described = {"settings": settings, "parameters": asdict(model[0].physics), "history": history}
-    _write(folder / CHECKPOINT, save(tensors, {"spinwave": json.dumps(described)}))
+    described = json.dumps({"settings": settings, "parameters": asdict(model.physics), "history": history})
+    header = {"spinwave": described, "sha256": _digest(described, tensors)}
+    _write(folder / CHECKPOINT, safetensors.save(tensors, header))
 
 
 def load_checkpoint(run: str | os.PathLike[str]) -> tuple[SpinWaveMLP, dict[str, Any], dict[str, Tensor]]:
@@ -277,11 +336,8 @@ def load_checkpoint(run: str | os.PathLike[str]) -> tuple[SpinWaveMLP, dict[str,
         The network on the CPU; a dict of ``settings``, ``parameters`` and ``history``; the optimiser's tensors by name.
 
     Raises:
-        ValueError: there is no checkpoint, it is truncated, or it is not one of this program.
+        ValueError: there is no checkpoint, it is truncated or altered, or it is not one of this program.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     file = Path(run)
     if file.is_dir():
         file = file / CHECKPOINT
@@ -290,21 +346,23 @@ def load_checkpoint(run: str | os.PathLike[str]) -> tuple[SpinWaveMLP, dict[str,
     except OSError as error:
         raise ValueError(f"expected a checkpoint at {file}: {error.strerror}") from None
     try:
-        tensors = load(content)
+        tensors = safetensors.load(content)
         length = int.from_bytes(content[:8], "little")
-        described = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["spinwave"])
-        settings, history = described["settings"], described["history"]
-        model = SpinWaveMLP(settings["sizes"], SpinWaveParameters(**described["parameters"]), settings["model"])
+        header = json.loads(content[8 : 8 + length])["__metadata__"]
+        if _digest(header["spinwave"], tensors) != header["sha256"]:
+            raise ValueError("the content does not match its checksum")
+        described = json.loads(header["spinwave"])
+        settings, physics = described["settings"], SpinWaveParameters(**described["parameters"])
+        with torch.random.fork_rng(devices=[]):  # loading draws no numbers from the caller's generator
+            dtype = tensors["model.layers.0.weight"].dtype
+            model = SpinWaveMLP(settings["sizes"], physics, settings["model"], dtype=dtype)
         model.load_state_dict(
             {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
         )
-        if len(history) != history[-1]["epoch"]:
-            raise ValueError("the history has gaps")
-    except (SafetensorError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(
             f"{file} ({len(content)} bytes) is not a whole checkpoint of a spin-wave network: "
-            f"{type(error).__name__}{': ' + reason[0] if reason else ''}"
+            f"{type(error).__name__}: {_reason(error)}"
         ) from None
     return model, described, {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer.")}
 
@@ -314,7 +372,7 @@ def _restore(
 ) -> list[dict[str, float]]:
     """Load the run in ``folder`` into model and optimiser and return its history."""
     saved, described, tensors = load_checkpoint(folder)
-    wanted = {**settings, "parameters": asdict(model[0].physics)}
+    wanted = {**settings, "parameters": asdict(model.physics)}
     found = {**described["settings"], "parameters": described["parameters"]}
     differing = [key for key in wanted | found if wanted.get(key) != found.get(key)]
     if differing:
@@ -331,17 +389,33 @@ def _restore(
     return described["history"]
 
 
+def _digest(described: str, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of a checkpoint's content: safetensors checks its layout only, and a flipped bit is a valid weight."""
+    digest = hashlib.sha256(described.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def _write(file: Path, content: bytes) -> None:
     """Write beside, flush to disk, rename: a reader or a crash sees the old file or the new one."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    beside = file.with_name(f".{file.name}.tmp")  # one name, so that what a killed process left is overwritten
     try:
         with open(beside, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(beside, file)
+    except OSError as error:
+        raise OSError(f"{file} could not be written, what was there is kept: {error}") from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    """First line of a library's message; the others are hints for its developers."""
+    return str(error).strip().partition("\n")[0]
 
 
 # ---- what a run says of itself
@@ -374,10 +448,13 @@ def cpu_name() -> str:
 
 def _revision() -> str | None:
     """Git revision of the package's checkout, if it is one."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():  # installed, perhaps inside somebody else's repository
+        return None
     try:
         shown = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
-            cwd=Path(__file__).parent,
+            cwd=root,
             capture_output=True,
             text=True,
             timeout=10,
@@ -395,18 +472,9 @@ def _metrics(
         "test_loss": score["loss"],
         "epochs": len(history),
         "seconds": sum(entry["seconds"] for entry in history),
-        "parameters": asdict(model[0].physics) if isinstance(model, SpinWaveMLP) else None,
+        "parameters": asdict(model.physics) if isinstance(model, SpinWaveMLP) else None,
         "settings": settings,
         "environment": surroundings,
         "history": history,
         "confusion": score["confusion"].tolist(),
     }
-
-
-def _check_loss(loss: float, epoch: int, folder: Path | None) -> None:
-    if not math.isfinite(loss):
-        kept = "nothing was saved yet" if epoch == 0 else f"epoch {epoch} is kept in {folder}"
-        raise Diverged(
-            f"the loss became {loss} in epoch {epoch + 1}; try a smaller learning rate"
-            + ("" if folder is None else f" ({kept})")
-        )

@@ -18,9 +18,11 @@ TOP_LEVEL = {
     *("_config.yml", "_toc.yml", ".gitignore", ".github", ".ci"),
     *("chapters", "spinwave", "tests", "benchmarks"),
 }
-COLAB_CELL = """\
-import sys
-if "google.colab" in sys.modules:
+INSTALL_CELL = """\
+# Installs spinwave where it is missing, as on Colab.
+import importlib.util
+
+if importlib.util.find_spec("spinwave") is None:
     %pip install -q git+{url}"""
 
 
@@ -39,7 +41,7 @@ def test_notebook_is_stored_without_outputs(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_first_cell_installs_from_the_configured_repository(path):
     first = nbformat.read(path, as_version=4).cells[0]
-    assert first.source == COLAB_CELL.format(url=config()["repository"]["url"])
+    assert first.source == INSTALL_CELL.format(url=config()["repository"]["url"])
     assert "remove-cell" in first.metadata.get("tags", [])
 
 

@@ -1,0 +1,305 @@
+import itertools
+import math
+
+import mpmath
+import pytest
+import torch
+from torch.func import grad, jacrev, vmap
+
+from spinwave import SpinWaveParameters, bessel, effective_weights, neuron
+from spinwave.effective import MODELS, grid
+from spinwave.ladder import RUNGS, partial_readout, read_in
+from spinwave.parameters import MODE_NORMALISATION
+
+
+def random(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+# ---- against the oracle
+
+
+def test_grid_model_gives_the_oracles_outputs_and_gradients(case):
+    w = case.w.requires_grad_()
+    h = effective_weights(w, case.physics, "discretized")
+    output = case.x @ h
+    output.backward()
+    assert abs(output.item() - case.output) < 1e-10 * h.abs().max()
+    assert (w.grad - case.gradient_w).abs().max() < 1e-9 * case.gradient_w.abs().max()
+
+
+def test_continuum_model_gives_the_oracles_limit(case):
+    h = effective_weights(case.w, case.physics)
+    assert abs((case.x @ h).item() - case.continuum_output) < 1e-10 * h.abs().max()
+
+
+@pytest.mark.parametrize(("model", "fact"), [("discretized", "output"), ("continuum", "continuum_output")])
+def test_float32_is_good_to_1e5(case, model, fact):
+    h = effective_weights(case.w.float(), case.physics, model)
+    assert h.dtype == torch.float32
+    assert abs((case.x.float() @ h).item() - case.facts[fact]) < 1e-5 * h.abs().max()
+
+
+def test_spin_wave_is_the_oracles(case):
+    z, q = grid(case.physics.points)
+    B = torch.zeros(len(z), dtype=torch.complex128)
+    for x, a in zip(case.x, case.w * case.physics.mode_coupling(case.modes), strict=True):
+        B = B + x * read_in(a, z, q, case.physics) - partial_readout(a, z, q, case.physics).to(B.dtype) @ B
+    assert (B.real - case.spin_wave_real).abs().max() < 1e-12
+    assert (B.imag - case.spin_wave_imag).abs().max() < 1e-12
+
+
+def test_the_questions_own_gradient_is_wrong_at_strong_coupling(case):
+    """The fault that this project repairs: torch's Bessel functions are constants to autograd."""
+    error = (case.question_gradient_w - case.gradient_w).abs().max() / case.gradient_w.abs().max()
+    assert (error > 0.05) == (case.coupling_total / case.modes > 0.2)
+
+
+# ---- against independent arithmetic
+
+
+@pytest.mark.parametrize(
+    "physics",
+    [
+        SpinWaveParameters(coupling_total=12),
+        SpinWaveParameters(coupling_total=3, readout_coupling=0.01),
+        SpinWaveParameters(coupling_total=6, readout_coupling=1.3, detuning=-200_000.0),
+        SpinWaveParameters(coupling_total=0.02, readout_coupling=50, detuning=0),
+    ],
+    ids=["strong", "faint read-out", "far detuned", "resonant"],
+)
+def test_continuum_model_is_its_integral(physics):
+    w = random(4)
+    with mpmath.workdps(30):
+        R, phi = mpmath.mpf(physics.readout_coupling), mpmath.mpf(physics.stark_phase)
+        a = [mpmath.mpf(v) * mpmath.mpf(physics.coupling_total) / 4 for v in w.tolist()]
+        expected = []
+        for i, a_i in enumerate(a):
+            later, b = sum((v**2 for v in a[i + 1 :]), mpmath.mpf(0)), a_i**2
+
+            def C0(c):
+                return mpmath.hyp0f1(1, -c)
+
+            def integrand(u, b=b, later=later):
+                c = later + b * u
+                return (C0(c) - C0(c + R**2)) * mpmath.cos(phi * b * (1 - u))
+
+            expected.append(float(a_i / R * mpmath.quad(integrand, mpmath.linspace(0, 1, 12))))
+    expected = MODE_NORMALISATION * torch.tensor(expected, dtype=torch.float64)
+    assert (effective_weights(w, physics) - expected).abs().max() < 1e-11 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    "physics",
+    [
+        SpinWaveParameters(coupling_total=25, points=40),
+        SpinWaveParameters(coupling_total=8, points=30, detuning=-30_000.0, readout_coupling=0.3),
+        SpinWaveParameters(coupling_total=4, points=25, detuning=0, steepness=math.inf),
+        SpinWaveParameters(points=2),
+    ],
+    ids=["five per mode", "far detuned", "sharp step", "two points"],
+)
+def test_grid_model_is_the_loop(physics):
+    w, x = random(3, 6).clamp(-1.2, 1.2), random(2, 6, seed=1)
+    w[0, 0] = 1.2  # with C_total = 25 a coupling of 5
+    loop = RUNGS["looped"](x, w, physics)
+    h = effective_weights(w, physics, "discretized")
+    assert (x @ h.T - loop).abs().max() < 1e-10 * h.abs().max()
+
+
+def test_grid_converges_to_the_continuum_at_second_order():
+    w, errors = random(5, 10), []
+    for points in (50, 100, 200):
+        physics = SpinWaveParameters(coupling_total=10, readout_coupling=1.0, points=points, steepness=math.inf)
+        difference = effective_weights(w, physics, "discretized") - effective_weights(w, physics)
+        errors.append(difference.abs().max().item())
+    orders = [math.log2(coarse / fine) for coarse, fine in itertools.pairwise(errors)]
+    assert all(1.9 < order < 2.1 for order in orders), (errors, orders)
+
+
+# ---- what both models share
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return request.param
+
+
+@pytest.mark.parametrize("coupling_total", [0.1, 3.0, 30.0])
+def test_derivatives(model, coupling_total):
+    physics = SpinWaveParameters(coupling_total=coupling_total, readout_coupling=2.0, points=12)
+    w = random(2, 3).requires_grad_()
+    # scaled to order one: gradcheck's tolerances are absolute
+    scale = 1 / effective_weights(w.detach(), physics, model).abs().max()
+    assert torch.autograd.gradcheck(lambda w: scale * effective_weights(w, physics, model), w)
+    assert torch.autograd.gradgradcheck(lambda w: scale * effective_weights(w, physics, model), w)
+
+
+def test_is_odd_in_w_and_zero_at_zero(model):
+    physics = SpinWaveParameters(coupling_total=20, points=20)
+    w = random(3, 10)
+    assert torch.equal(effective_weights(-w, physics, model), -effective_weights(w, physics, model))
+    assert torch.equal(effective_weights(0 * w, physics, model), torch.zeros_like(w))
+
+
+def test_a_mode_sees_later_modes_through_their_squares_only():
+    physics = SpinWaveParameters(coupling_total=20)
+    w = random(10)
+    shuffled = torch.cat([w[:3], -w[3:].flip(0)])
+    h, h_shuffled = effective_weights(w, physics), effective_weights(shuffled, physics)
+    assert torch.allclose(h[:3], h_shuffled[:3], rtol=0, atol=1e-14)
+
+
+def test_the_last_weight_enters_every_mode_and_the_first_only_its_own(model):
+    physics = SpinWaveParameters(coupling_total=20, points=20)
+    jacobian = jacrev(lambda w: effective_weights(w, physics, model))(random(6))
+    assert (jacobian.triu() != 0).sum() == 21
+    assert (jacobian.tril(-1) == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (1, 7), (2, 3, 7)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_keeps_shape_and_dtype(model, shape, dtype):
+    h = effective_weights(random(*shape, dtype=dtype), SpinWaveParameters(points=10), model)
+    assert h.shape == shape
+    assert h.dtype == dtype
+    assert h.isfinite().all()
+
+
+def test_leading_dimensions_are_independent_neurons(model):
+    physics = SpinWaveParameters(coupling_total=5, points=15)
+    w = random(2, 3, 7)
+    alone = torch.stack([effective_weights(v, physics, model) for v in w.flatten(0, 1)]).view_as(w)
+    # The strongest neuron chooses the tables of all, which are good to 1e-13 each.
+    assert torch.allclose(effective_weights(w, physics, model), alone, rtol=0, atol=1e-12)
+
+
+def test_noncontiguous_weights(model):
+    physics = SpinWaveParameters(coupling_total=5, points=15)
+    w = random(7, 4).T
+    assert torch.equal(effective_weights(w, physics, model), effective_weights(w.contiguous(), physics, model))
+
+
+@pytest.mark.parametrize("coupling_total", [1e-3, 0.1, 1.0, 10.0, 30.0])
+def test_without_a_look_at_the_weights_the_result_is_the_same(model, coupling_total):
+    """vmap hides the values; the tables then serve |a| <= 5."""
+    physics = SpinWaveParameters(coupling_total=coupling_total, points=15)
+    w = random(4, 8).clamp(-1.3, 1.3)
+    seen = effective_weights(w, physics, model)
+    unseen = vmap(lambda v: effective_weights(v, physics, model))(w)
+    assert (seen - unseen).abs().max() < 1e-10 * seen.abs().max()
+    per_neuron = vmap(grad(lambda v: effective_weights(v, physics, model).sum()))(w)
+    together = grad(lambda w: effective_weights(w, physics, model).sum())(w)
+    assert (per_neuron - together).abs().max() < 1e-9 * together.abs().max()
+
+
+def test_unseen_couplings_beyond_the_tables_are_nan_not_wrong(model):
+    physics = SpinWaveParameters(coupling_total=1, points=15)
+    w = torch.tensor([[6.0], [1.0]], dtype=torch.float64)
+    h = vmap(lambda v: effective_weights(v, physics, model))(w)
+    assert h.isnan().tolist() == [[True], [False]]
+    assert effective_weights(w, physics, model).isfinite().all()
+
+
+@pytest.mark.slow
+def test_compiled_call_agrees(model, compile_whole):
+    physics = SpinWaveParameters(coupling_total=3, points=15)
+    w = random(3, 5).requires_grad_()
+    compiled = compile_whole(lambda w: effective_weights(w, physics, model))(w)
+    plain = effective_weights(w, physics, model)
+    assert (compiled - plain).abs().max() < 1e-12
+    gradients = [torch.autograd.grad(h.sin().sum(), w)[0] for h in (compiled, plain)]
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-11
+
+
+def test_autocast_does_not_degrade_h(model):
+    w = random(20, 10, dtype=torch.float32)
+    physics = SpinWaveParameters(coupling_total=5, points=15)
+    with torch.autocast("cpu", torch.bfloat16):
+        h = effective_weights(w, physics, model)
+    assert torch.equal(h, effective_weights(w, physics, model))
+
+
+@pytest.mark.parametrize("switch", [1e-3, 64.0, 256.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_continuous_across_a_change_of_evaluation(switch, dtype):
+    """The sum of squares decides how F is evaluated; one ulp of coupling must not show."""
+    w = torch.full((16,), math.sqrt(switch / 16), dtype=torch.float64)
+    physics = SpinWaveParameters(coupling_total=16)  # a = w
+    shift, limit = (1e-7, 1e-5) if dtype == torch.float32 else (1e-11, 1e-9)
+    below, above = (effective_weights((w * (1 + s * shift)).to(dtype), physics) for s in (-1, 1))
+    assert (below - above).abs().max() < limit * above.abs().max()
+
+
+def test_neuron_is_the_dot_product_and_broadcasts(model):
+    physics = SpinWaveParameters(coupling_total=5, points=15)
+    x, w = random(4, 1, 7, seed=1), random(3, 7)
+    f = neuron(x, w, physics, model)
+    assert f.shape == (4, 3)
+    assert torch.allclose(f, x[:, 0] @ effective_weights(w, physics, model).T)
+
+
+def test_at_the_questions_parameters_the_neuron_is_a_dot_product():
+    h, w = effective_weights(random(5, 100)), random(5, 100)
+    slope = (h * w).sum() / w.square().sum()
+    assert (h - slope * w).abs().max() < 2e-4 * h.abs().max()
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("w", "message"),
+    [
+        (torch.ones(3, dtype=torch.int64), "w must be real floating point, got dtype torch.int64"),
+        (torch.ones(3, dtype=torch.complex64), "w must be real floating point, got dtype torch.complex64"),
+        (torch.ones(3, 0), r"at least one element, got shape \(3, 0\)"),
+        (torch.tensor(1.0), r"shape \(..., modes\)"),
+        ([1.0], "w must be a tensor, got list"),
+        (torch.tensor([1.0, math.nan]), "w must be finite"),
+        (torch.tensor([math.inf, 1.0]), "w must be finite"),
+        (torch.full((2,), 1e30), "w must be finite, got NaN, infinity or values whose squares overflow"),
+        (torch.full((2,), 1e7), "control field is too strong"),
+    ],
+)
+def test_bad_weights_are_named(model, w, message):
+    with pytest.raises(ValueError, match=message):
+        effective_weights(w, SpinWaveParameters(points=10), model)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "message"),
+    [
+        (torch.ones(3), torch.ones(4), r"same number of modes .* got shapes \(3,\) and \(4,\)"),
+        (torch.ones(2, 3), torch.ones(4, 3), r"must broadcast, got shapes \(2, 3\) and \(4, 3\)"),
+        (torch.ones(3, dtype=torch.int32), torch.ones(3), "x must be real floating point"),
+        (torch.tensor([math.nan]), torch.ones(1), "x must be finite"),
+        (torch.ones(0), torch.ones(0), "x must have shape"),
+    ],
+)
+def test_bad_amplitudes_are_named(x, w, message):
+    with pytest.raises(ValueError, match=message):
+        neuron(x, w)
+
+
+def test_unknown_model_is_named():
+    with pytest.raises(ValueError, match="model must be one of continuum, discretized, got 'exact'"):
+        effective_weights(torch.ones(3), model="exact")
+
+
+def test_tables_are_not_remade_at_every_step():
+    """Training moves the largest coupling all the time; only a change of its power of two may cost a table."""
+    from spinwave import effective
+
+    physics = SpinWaveParameters(coupling_total=2.3, points=16)
+    effective_weights(torch.full((2, 3), 1.0), physics, "discretized")
+    misses = effective._grid_tables.cache_info().misses
+    for size in (0.99, 0.97, 0.95):
+        effective_weights(torch.full((2, 3), size), physics, "discretized")
+    assert effective._grid_tables.cache_info().misses == misses
+
+
+def test_exact_arithmetic_matters():
+    """A guard for the tests above: torch's own J0 in place of clifford would not pass them."""
+    c = torch.linspace(7, 24, 50, dtype=torch.float64)
+    assert (torch.special.bessel_j0(2 * c.sqrt()) - bessel.clifford(0, c)).abs().max() > 1e-8

@@ -1,0 +1,157 @@
+import copy
+import math
+
+import pytest
+import torch
+
+from spinwave import (
+    SpinWaveLinear,
+    SpinWaveMLP,
+    SpinWaveParameters,
+    effective_weights,
+    load_mnist,
+    neuron,
+)
+
+
+@pytest.fixture(params=["continuum", "discretized"])
+def model(request):
+    return request.param
+
+
+PHYSICS = SpinWaveParameters(coupling_total=3, points=15)
+
+
+def test_layer_is_gain_times_neurons(model):
+    layer = SpinWaveLinear(6, 4, PHYSICS, model, bias=True, dtype=torch.float64)
+    layer.bias.data.normal_()
+    x = torch.randn(2, 3, 6, dtype=torch.float64)
+    expected = layer.gain * neuron(x[:, :, None], layer.weight, PHYSICS, model) + layer.bias
+    assert torch.allclose(layer(x), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("coupling_total", [1e-3, 0.1, 10, 100])
+def test_new_layers_put_out_unit_scale(model, coupling_total):
+    torch.manual_seed(0)
+    layer = SpinWaveLinear(100, 50, SpinWaveParameters(coupling_total=coupling_total, points=20), model)
+    outputs = layer(torch.randn(500, 100))
+    assert 0.9 < outputs.square().mean().sqrt() < 1.1
+
+
+def test_without_gain_the_questions_network_has_vanishing_logits():
+    torch.manual_seed(0)
+    network = SpinWaveMLP()
+    for layer in network.layers:
+        if isinstance(layer, SpinWaveLinear):
+            layer.gain.fill_(1)
+    images, _ = load_mnist("test")
+    assert network(images[:100]).abs().max() < 1e-5
+
+
+def test_weights_start_as_standard_normal_without_bias():
+    torch.manual_seed(0)
+    layer = SpinWaveLinear(100, 100)
+    assert layer.weight.shape == (100, 100)
+    assert abs(layer.weight.mean()) < 0.05
+    assert abs(layer.weight.std() - 1) < 0.05
+    assert layer.bias is None
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+
+
+def test_state_dict_carries_weight_and_gain():
+    first, second = SpinWaveMLP((5, 4, 3)), SpinWaveMLP((5, 4, 3))
+    assert sorted(first.state_dict()) == ["layers.0.gain", "layers.0.weight", "layers.2.gain", "layers.2.weight"]
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(2, 5)
+    assert torch.equal(first(x), second(x))
+
+
+def test_deepcopy_is_independent():
+    layer = SpinWaveLinear(5, 4)
+    twin = copy.deepcopy(layer)
+    twin.weight.data.zero_()
+    assert layer.weight.abs().min() > 0
+    assert twin.physics == layer.physics
+
+
+def test_to_moves_weight_and_gain_to_a_dtype():
+    layer = SpinWaveLinear(5, 4).double()
+    assert layer.gain.dtype == torch.float64
+    assert layer(torch.randn(2, 5, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_training_moves_the_weights_and_leaves_the_gain(model):
+    torch.manual_seed(0)
+    layer = SpinWaveLinear(6, 4, PHYSICS, model)
+    gain, weight = layer.gain.clone(), layer.weight.detach().clone()
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    layer(torch.randn(8, 6)).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(layer.gain, gain)
+    assert (layer.weight - weight).abs().min() > 0.05
+
+
+def test_autocast_runs_the_product_in_16_bits_and_h_in_32(model):
+    torch.manual_seed(0)
+    layer = SpinWaveLinear(6, 4, PHYSICS, model)
+    x = torch.randn(3, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+        h = layer.effective_weight()
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(h, layer.gain * effective_weights(layer.weight, PHYSICS, model))
+
+
+@pytest.mark.slow
+def test_network_compiles_without_graph_breaks(compile_whole):
+    torch.manual_seed(0)
+    network = SpinWaveMLP((6, 5, 3), PHYSICS)
+    x = torch.randn(4, 6)
+    assert torch.allclose(compile_whole(network)(x), network(x), rtol=0, atol=1e-5)
+
+
+def test_network_is_layers_with_relu_between():
+    network = SpinWaveMLP((6, 5, 4, 3))
+    assert [type(m).__name__ for m in network.layers] == ["SpinWaveLinear", "ReLU"] * 2 + ["SpinWaveLinear"]
+    assert network(torch.randn(2, 7, 6)).shape == (2, 7, 3)
+
+
+def test_calibration_gives_every_layer_unit_outputs():
+    torch.manual_seed(0)
+    network = SpinWaveMLP((100, 30, 20, 10), PHYSICS)
+    x, _ = load_mnist("train")
+    network.calibrate(x[:1000])
+    y = x[:1000]
+    for layer in network.layers:
+        y = layer(y)
+        if isinstance(layer, SpinWaveLinear):
+            assert y.square().mean().item() == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize("sample", [torch.zeros(3, 6), torch.full((3, 6), math.nan)])
+def test_calibration_on_nothing_is_an_error(sample):
+    with pytest.raises(ValueError, match="must excite every layer"):
+        SpinWaveMLP((6, 5, 3)).calibrate(sample)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SpinWaveLinear(0, 3), "in_features must be an integer >= 1, got 0"),
+        (lambda: SpinWaveLinear(3, 2.0), "out_features must be an integer >= 1, got 2.0"),
+        (lambda: SpinWaveLinear(3, 2, model="loop"), "model must be one of continuum, discretized, got 'loop'"),
+        (lambda: SpinWaveMLP((5,)), r"at least an input and an output, got \(5,\)"),
+        (lambda: SpinWaveMLP((5, 3))(torch.ones(2, 4)), r"shape \(..., 5\), got \(2, 4\)"),
+        (lambda: SpinWaveMLP((5, 3))(torch.tensor(1.0)), r"shape \(..., 5\), got \(\)"),
+    ],
+)
+def test_bad_sizes_and_inputs_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_weights_that_are_not_numbers_are_an_error_on_the_cpu(model):
+    layer = SpinWaveLinear(3, 2, PHYSICS, model)
+    layer.weight.data[0, 0] = math.nan
+    with pytest.raises(ValueError, match="w must be finite"):
+        layer(torch.ones(1, 3))

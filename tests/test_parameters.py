@@ -1,0 +1,52 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from spinwave import SpinWaveParameters
+
+
+def test_defaults_are_the_question():
+    p = SpinWaveParameters()
+    assert dataclasses.astuple(p) == (0.1, 10.0, 100, 50.0, 6000.0, 10000.0)
+    assert p.stark_phase == 0.6
+    assert p.mode_coupling(100) == pytest.approx(1e-3)
+
+
+def test_equal_values_are_equal_and_hash_alike():
+    numpy_made = SpinWaveParameters(coupling_total=np.float64(3), points=np.int64(20))
+    assert numpy_made == SpinWaveParameters(coupling_total=3, points=20)
+    assert hash(numpy_made) == hash(SpinWaveParameters(coupling_total=3, points=20))
+
+
+def test_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SpinWaveParameters().points = 3
+
+
+def test_a_sharp_step_is_allowed():
+    assert SpinWaveParameters(steepness=math.inf).steepness == math.inf
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("coupling_total", -0.1, "coupling_total must be positive and finite, got -0.1"),
+        ("coupling_total", 0, "positive and finite, got 0.0"),
+        ("coupling_total", math.nan, "got nan"),
+        ("readout_coupling", math.inf, "readout_coupling must be positive and finite, got inf"),
+        ("optical_depth", 0, "optical_depth must be positive"),
+        ("steepness", -1, "steepness must be positive, got -1"),
+        ("steepness", math.nan, "steepness must be positive, got nan"),
+        ("detuning", math.inf, "detuning must be finite"),
+        ("detuning", "far", "detuning must be a number, got 'far'"),
+        ("points", 1, "points must be at least 2, got 1"),
+        ("points", 20.0, "points must be an integer, got 20.0"),
+        ("points", True, "points must be a number, got True"),
+        ("coupling_total", None, "coupling_total must be a number, got None"),
+    ],
+)
+def test_values_outside_their_range_are_named(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        SpinWaveParameters(**{field: value})
