@@ -76,7 +76,7 @@ class SpinWaveLinear(nn.Module):
     def effective_weight(self) -> Tensor:
         """The matrix of the layer, gain included: ``(out_features, in_features)``, differentiable."""
         look = self.weight.device.type == "cpu"
-        return self.gain * compute(self.weight, self.physics, self.model, look)
+        return compute(self.weight, self.physics, self.model, look, self.gain)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1:] != (self.in_features,):

@@ -467,8 +467,7 @@ def test_second_training_in_a_folder_is_refused_until_the_first_is_killed(runnin
     assert "cannot be resumed with other settings: epochs expected 100000, got 3" in refused(small(run, "--resume"))
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["--help"], 0), (["train", "--points", "1"], 2)])
-def test_exit_code_reaches_the_shell(arguments, code):
-    result = python("-m", "spinwave", *arguments)
-    assert result.returncode == code
+def test_exit_code_reaches_the_shell():
+    result = python("-m", "spinwave", "train", "--points", "1")
+    assert result.returncode == 2
     assert "Traceback" not in result.stderr

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import grad, jacrev, vmap
 
-from spinwave import SpinWaveParameters, bessel, effective_weights, neuron
+from spinwave import SpinWaveParameters, bessel, effective, effective_weights, neuron
 from spinwave.effective import MODELS, grid
 from spinwave.ladder import RUNGS, partial_readout, read_in
 from spinwave.parameters import MODE_NORMALISATION
@@ -245,6 +245,42 @@ def test_at_the_questions_parameters_the_neuron_is_a_dot_product():
     assert (h - slope * w).abs().max() < 2e-4 * h.abs().max()
 
 
+# ---- the short way for weak couplings
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 1), (40, 3000)])
+def test_weak_couplings_are_exact_where_they_are_taken(shape):
+    """The largest case spans several blocks of rows."""
+    physics = SpinWaveParameters(coupling_total=0.02 * shape[1] ** 0.5)
+    w, g = random(*shape, dtype=torch.float32).requires_grad_(), random(*shape, seed=1, dtype=torch.float32)
+    total = (w * physics.mode_coupling(shape[1])).square().sum(-1).max().item()
+    assert effective._is_weak(total, physics, w.dtype)
+    exact = w.detach().double().requires_grad_()
+    h, h_exact = effective_weights(w, physics), effective_weights(exact, physics)
+    assert (h - h_exact).abs().max() < 1e-6 * h_exact.abs().max()
+    (found,), (expected,) = torch.autograd.grad(h, w, g), torch.autograd.grad(h_exact, exact, g.double())
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_weak_limit_is_continuous_with_the_rest():
+    physics = SpinWaveParameters(coupling_total=3.0)
+    for dtype, limit in ((torch.float32, 2e-6), (torch.float64, 2e-11)):
+        w = random(10, dtype=dtype)
+        total = (w * 0.3).square().sum().item()
+        largest = math.sqrt((1e-11 if dtype == torch.float64 else 1e-6) / (1 + 0.6**2 / 8))
+        inside = w * math.sqrt(0.99 * largest / total)
+        assert effective._is_weak((inside * 0.3).square().sum().item(), physics, dtype)
+        exact = effective._continuum(inside.double(), physics, total)
+        assert (effective_weights(inside, physics) - exact).abs().max() < limit * exact.abs().max()
+
+
+def test_derivatives_of_the_weak_form():
+    """With a slope far above any weak one, so that every term counts; batched gradients as jacobians ask for them."""
+    w = random(3, 5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda w: effective._Weak.apply(w, 0.3, -0.7), w, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(lambda w: effective._Weak.apply(w, 0.3, -0.7), w)
+
+
 # ---- bad input
 
 
@@ -289,8 +325,6 @@ def test_unknown_model_is_named():
 
 def test_tables_are_not_remade_at_every_step():
     """Training moves the largest coupling all the time; only a change of its power of two may cost a table."""
-    from spinwave import effective
-
     physics = SpinWaveParameters(coupling_total=2.3, points=16)
     effective_weights(torch.full((2, 3), 1.0), physics, "discretized")
     misses = effective._grid_tables.cache_info().misses
