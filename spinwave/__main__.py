@@ -1,4 +1,4 @@
-"""Command line: ``python -m spinwave train | evaluate``."""
+"""Command line: ``python -m spinwave train | evaluate | bench``."""
 
 import argparse
 import datetime
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .bench import CONTENDERS, table
+from .bench import run as run_bench
 from .data import DATASETS, load_mnist
 from .effective import MODELS
 from .layers import SpinWaveMLP
@@ -111,6 +113,26 @@ def _parser() -> argparse.ArgumentParser:
     evaluate_parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a run")
     evaluate_parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
     _add_data_source(evaluate_parser)
+
+    bench_parser = commands.add_parser(
+        "bench",
+        help="measure the ladder",
+        description="Measure time and memory of every rung of the ladder, of nn.Linear and of other ways to speed up "
+        "the first rung, and write results (JSON) and a figure (PNG). Finished rows are kept if it is interrupted.",
+    )
+    bench_parser.set_defaults(run=_bench)
+    bench_parser.add_argument(
+        "--rungs", nargs="+", metavar="RUNG", help=f"among {', '.join(CONTENDERS)} (all; jax if it is installed)"
+    )
+    bench_parser.add_argument("--batch", type=int, nargs="+", metavar="N", help="digits a pass (1 16 256)")
+    bench_parser.add_argument("--networks", nargs="+", metavar="SIZES", help="layer sizes (100-100-10 784-784-10)")
+    bench_parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
+    bench_parser.add_argument("--repeat", type=int, metavar="N", help="timings of each pass (5)")
+    bench_parser.add_argument("--quick", action="store_true", help="rungs and nn.Linear only, in under a minute")
+    bench_parser.add_argument("--name", help="name of the results, replaced if there (the device, or quick)")
+    bench_parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", default=Path("benchmarks", "results"), help="(%(default)s)"
+    )
     return parser
 
 
@@ -208,6 +230,34 @@ def _evaluate(options: argparse.Namespace) -> None:
     images, labels = _load("test", options, settings["size"], settings["data"])
     score = evaluate(model.to(device), images.to(device), labels.to(device))
     print(f"test accuracy {score['accuracy']:.2%}, loss {score['loss']:.4f} on {len(images)} images")
+
+
+def _bench(options: argparse.Namespace) -> None:
+    device = choose_device(options.device)
+    name = options.name or ("quick" if options.quick else device.type)
+    if Path(name).name != name:
+        raise ValueError(f"--name must be a file name without folders, got {name!r}")
+    file = options.out / f"{name}.json"
+    try:
+        results = run_bench(
+            file,
+            contenders=options.rungs,
+            batches=options.batch,
+            networks=options.networks,
+            device=device,
+            repeat=options.repeat,
+            quick=options.quick,
+        )
+    except KeyboardInterrupt:
+        print(f"\nFinished rows are kept in {file}.", file=sys.stderr)
+        raise
+
+    from .figures import ladder
+
+    for network, batch in dict.fromkeys((row["network"], row["batch"]) for row in results["rows"]):
+        print(f"\n{table(results, network, batch)}")
+    ladder(results).savefig(file.with_suffix(".png"), dpi=150)
+    print(f"\nResults are in {file}, the figure beside it.")
 
 
 if __name__ == "__main__":

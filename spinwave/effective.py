@@ -167,12 +167,18 @@ def _is_weak(total: float, parameters: SpinWaveParameters, dtype: torch.dtype) -
 
 def _weak_continuum(w: Tensor, parameters: SpinWaveParameters, gain: float) -> Tensor:
     """``gain * eta a_i / R (F(0) + F'(0) (A_i + b_i / 2))``: the closed form of weak couplings."""
-    readout, coupling = parameters.readout_coupling, parameters.mode_coupling(w.shape[-1])
+    coupling = parameters.mode_coupling(w.shape[-1])
+    scale = gain * MODE_NORMALISATION / parameters.readout_coupling * coupling
+    value, derivative = _difference_at_zero(parameters.readout_coupling)
+    h = _Weak.apply(w.reshape(-1, w.shape[-1]), scale * value, scale * coupling**2 * derivative)
+    return h.view(w.shape)
+
+
+@lru_cache(maxsize=256)
+def _difference_at_zero(readout: float) -> tuple[float, float]:
+    """F(0) and F'(0)."""
     zero = torch.zeros(1, dtype=torch.float64)
-    scale = gain * MODE_NORMALISATION / readout * coupling
-    constant = scale * _difference(0, zero, readout).item()
-    slope = -scale * coupling**2 * _difference(1, zero, readout).item()
-    return _Weak.apply(w.reshape(-1, w.shape[-1]), constant, slope).view(w.shape)
+    return _difference(0, zero, readout).item(), -_difference(1, zero, readout).item()
 
 
 class _Weak(torch.autograd.Function):

@@ -1,5 +1,6 @@
 """Figures that the command line and the chapters share. Every function returns a matplotlib Figure."""
 
+import io
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,5 +55,12 @@ def _subplots(columns: int, size: tuple[float, float]) -> Any:
     # A Figure of its own: pyplot would keep it alive, and pick a window system where there is none.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout="constrained")
+    class Drawing(Figure):
+        def _repr_png_(self) -> bytes:
+            """How a notebook shows the figure, with pyplot or without."""
+            content = io.BytesIO()
+            self.savefig(content, format="png", dpi=150)
+            return content.getvalue()
+
+    figure = Drawing(figsize=size, layout="constrained")
     return figure, figure.subplots(1, columns)

@@ -1,5 +1,7 @@
 """What the repository promises apart from the package: clean notebooks, two commands, a self-contained site."""
 
+import ast
+import inspect
 import re
 import subprocess
 from html.parser import HTMLParser
@@ -9,6 +11,8 @@ from urllib.parse import urlsplit
 import nbformat
 import pytest
 import yaml
+
+from spinwave import ladder
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "_build" / "html"
@@ -43,6 +47,28 @@ def test_first_cell_installs_from_the_configured_repository(path):
     first = nbformat.read(path, as_version=4).cells[0]
     assert first.source == INSTALL_CELL.format(url=config()["repository"]["url"])
     assert "remove-cell" in first.metadata.get("tags", [])
+
+
+def without_annotations(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+    return ast.dump(tree)
+
+
+def test_code_of_a_rung_in_a_chapter_is_the_packages_code():
+    shown = set()
+    for path in NOTEBOOKS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            for name in cell.metadata.get("tags", []):
+                if hasattr(ladder, name):
+                    source = inspect.getsource(getattr(ladder, name))
+                    assert without_annotations(cell.source) == without_annotations(source), f"{path.stem}: {name}"
+                    shown.add(name)
+    assert shown >= set(ladder.RUNGS)
 
 
 def test_every_chapter_is_in_the_table_of_contents():

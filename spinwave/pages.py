@@ -1,0 +1,60 @@
+"""What the pages of the book share: where measured results lie, and the card at the top of a chapter."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from .bench import in_bytes, in_seconds, load_results, seconds_per_digit, select
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+CPU_RESULTS = "cpu-2-cores.json"
+
+
+def measured(name: str = CPU_RESULTS) -> dict[str, Any] | None:
+    """Results that the repository carries, or None where the package was installed without it.
+
+    Raises:
+        ValueError: the file is there and cannot be read.
+    """
+    file = RESULTS / name
+    return load_results(file) if file.exists() else None
+
+
+def card(chapter: str, changes: str, before: str | None = None, after: str | None = None) -> Any:
+    """Card at the top of a chapter, from measured results: what changes, the cost before and after, the time to run.
+
+    Arguments:
+        chapter: file name of the chapter without its ending.
+        changes: what the chapter changes, a few words of Markdown.
+        before: rung that the chapter starts from, if it is about speed.
+        after: rung that it ends with.
+
+    Returns:
+        A Markdown display for a notebook.
+    """
+    from IPython.display import Markdown
+
+    lines = ["| | |", "|:--|:--|", f"| What changes | {changes} |"]
+    results = measured()
+    if results is not None and after is not None:
+        rows = select(results)
+        names = [name for name in (before, after) if name is not None]
+        for label, cost in (
+            ("One digit, forward and backward", lambda row: in_seconds(statistics.median(seconds_per_digit(row)))),
+            ("Memory for it", lambda row: in_bytes(row["memory"]["step"])),
+        ):
+            values = [f"`{n}` " + ("not measured" if "skipped" in rows[n] else cost(rows[n])) for n in names]
+            lines.append(f"| {label} | {' → '.join(values)} |")
+        lines.append(f"| Measured on | {results['environment']['cpu']}, {results['environment']['threads']} threads |")
+    times = RESULTS / "chapters.json"
+    if times.exists():
+        runs = json.loads(times.read_text())
+        took = [
+            f"{run['seconds'][chapter]:.0f} s on {run['environment']['device'].replace('cpu', 'a CPU')}"
+            for run in runs
+            if chapter in run["seconds"]
+        ]
+        if took:
+            lines.append(f"| This chapter runs in | {', '.join(took)} |")
+    return Markdown("\n".join(lines))
