@@ -238,25 +238,21 @@ def _bench(options: argparse.Namespace) -> None:
     if Path(name).name != name:
         raise ValueError(f"--name must be a file name without folders, got {name!r}")
     file = options.out / f"{name}.json"
-    try:
-        results = run_bench(
-            file,
-            contenders=options.rungs,
-            batches=options.batch,
-            networks=options.networks,
-            device=device,
-            repeat=options.repeat,
-            quick=options.quick,
-        )
-    except KeyboardInterrupt:
-        print(f"\nFinished rows are kept in {file}.", file=sys.stderr)
-        raise
-
-    from .figures import ladder
-
+    results = run_bench(
+        file,
+        contenders=options.rungs,
+        batches=options.batch,
+        networks=options.networks,
+        device=device,
+        repeat=options.repeat,
+        quick=options.quick,
+    )
     for network, batch in dict.fromkeys((row["network"], row["batch"]) for row in results["rows"]):
         print(f"\n{table(results, network, batch)}")
-    ladder(results).savefig(file.with_suffix(".png"), dpi=150)
+    if any("skipped" not in row for row in results["rows"]):
+        from .figures import ladder
+
+        ladder(results).savefig(file.with_suffix(".png"), dpi=150)
     print(f"\nResults are in {file}, the figure beside it.")
 
 

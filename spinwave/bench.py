@@ -80,6 +80,7 @@ LEAST_MODES = 4
 SHORTEST = 0.02  # seconds of one timing
 LIMIT, QUICK_LIMIT = 0.5, 0.1  # seconds that a cut's forward and backward may take
 
+RESULT_KEYS = ("environment", "settings", "parameters", "rows")
 ROW_KEYS = ("contender", "network", "batch", "device", "dtype", "estimated_bytes")
 MEASURED_KEYS = ("measured", "factor", "seconds", "floor", "memory", "error", "gradient_error", "first_call")
 
@@ -150,32 +151,17 @@ def run(
         "rows": [],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    for network in networks:
-        for batch in batches:
-            for name in contenders:
-                row = {
-                    "contender": name,
-                    "network": network,
-                    "batch": batch,
-                    "device": str(chosen),
-                    "dtype": "float32",
-                    "estimated_bytes": memory_estimate(name, network, batch),
-                }
-                least = memory_estimate(name, network, batch, _least(name, network, batch))
-                available = _available(chosen)
-                if least > available:
-                    reason = (
-                        f"{name} on {network} at batch {batch} needs about {in_bytes(least)} at least, "
-                        f"{in_bytes(available)} are available"
-                    )
-                    if len(contenders) == 1:
-                        raise ValueError(reason)
-                    row["skipped"] = reason
-                else:
-                    row |= _in_a_process({**row, "repeat": repeat, "limit": results["settings"]["limit"]})
-                results["rows"].append(row)
-                _write(file, json.dumps(results, indent=1).encode())
-                report(f"{network}, batch {batch}, {name}: {_summary(row)}")
+    rows = results["rows"]
+    try:
+        for network in networks:
+            for batch in batches:
+                for name in contenders:
+                    rows.append(_row(name, network, batch, chosen, results["settings"], alone=len(contenders) == 1))
+                    _write(file, json.dumps(results, indent=1).encode())
+                    report(f"{network}, batch {batch}, {name}: {_summary(rows[-1])}")
+    except KeyboardInterrupt:
+        report(f"\n{len(rows)} finished rows are in {file}." if rows else "\nNo row was finished, nothing was written.")
+        raise
     return results
 
 
@@ -218,23 +204,22 @@ def load_results(path: str | os.PathLike[str]) -> dict[str, Any]:
         results = json.loads(content)
     except ValueError as error:
         raise ValueError(f"{expected} JSON, got {error}") from None
-    keys = ("environment", "settings", "parameters", "rows")
-    if not isinstance(results, dict) or not isinstance(results.get("rows"), list):
-        found = ", ".join(results) if isinstance(results, dict) else type(results).__name__
-        raise ValueError(f"{expected} the keys {', '.join(keys)}, with a list of rows, got {found or 'none'}")
-    for name, part, wanted in (
-        ("", results, keys),
-        *((f" in row {index}", row, ROW_KEYS) for index, row in enumerate(results["rows"])),
-        *(
-            (f" in row {index}", row, MEASURED_KEYS)
-            for index, row in enumerate(results["rows"])
-            if isinstance(row, dict) and "skipped" not in row
-        ),
-    ):
-        missing = [key for key in wanted if key not in part] if isinstance(part, dict) else list(wanted)
-        if missing:
-            raise ValueError(f"{expected} {', '.join(missing)}{name}, got {', '.join(part) or 'none'}")
+    _check_keys(results, RESULT_KEYS, f"{expected} the keys")
+    if not isinstance(results["rows"], list):
+        raise ValueError(f"{expected} a list of rows, got {type(results['rows']).__name__}")
+    for index, row in enumerate(results["rows"]):
+        _check_keys(row, ROW_KEYS, f"{expected} in row {index}")
+        if "skipped" not in row:
+            _check_keys(row, MEASURED_KEYS, f"{expected} in row {index}")
     return results
+
+
+def _check_keys(part: Any, wanted: Sequence[str], expected: str) -> None:
+    if not isinstance(part, dict):
+        raise ValueError(f"{expected} {', '.join(wanted)}, got {type(part).__name__}")
+    missing = [key for key in wanted if key not in part]
+    if missing:
+        raise ValueError(f"{expected} {', '.join(missing)}, got {', '.join(part) or 'none'}")
 
 
 def select(results: dict[str, Any], network: str | None = None, batch: int | None = None) -> dict[str, dict[str, Any]]:
@@ -326,16 +311,16 @@ def table(results: dict[str, Any], network: str | None = None, batch: int | None
 
 def in_seconds(seconds: float) -> str:
     """Two digits and a unit: ``"51 s"``, ``"5.5 ms"``."""
-    for unit, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= 0.9995 * size:
-            break
-    return f"{_digits(seconds / size)} {unit}"
+    for unit, size in (("s", 1), ("ms", 1e-3)):
+        if seconds >= 0.995 * size:
+            return f"{_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds / 1e-6)} µs"
 
 
 def in_bytes(number: float) -> str:
     """Two digits and a unit: ``"4.4 GB"``; below the resolution of resident memory, ``"< 1 MB"``."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if number >= 0.9995 * size:
+        if number >= 0.995 * size:
             return f"{_digits(number / size)} {unit}"
     return "< 1 MB"
 
@@ -358,7 +343,8 @@ def _part(row: dict[str, Any]) -> str:
     if row["measured"] is None:
         return "whole"
     parts = (f"{n} {what if n != 1 else what[:-1]}" for what, n in row["measured"].items())
-    return f"{', '.join(parts)}; × {_digits(row['factor'])}"
+    compiled = f"; first call {in_seconds(row['first_call'])}" if row["contender"] in ("compiled", "jax") else ""
+    return f"{', '.join(parts)}; × {_digits(row['factor'])}{compiled}"
 
 
 def _sizes(network: str) -> tuple[int, ...]:
@@ -404,6 +390,30 @@ def _factor(network: str, batch: int, cut: Cut) -> float:
     sizes = _sizes(network)
     pairs = sum(n_in * n_out for n_in, n_out in pairwise(sizes))
     return batch * pairs / (cut.digits * cut.neurons * cut.modes)
+
+
+def _row(
+    name: str, network: str, batch: int, device: torch.device, settings: dict[str, Any], alone: bool
+) -> dict[str, Any]:
+    """One row, measured or skipped for lack of memory; a ValueError if it is the only one asked for."""
+    row: dict[str, Any] = {
+        "contender": name,
+        "network": network,
+        "batch": batch,
+        "device": str(device),
+        "dtype": "float32",
+        "estimated_bytes": memory_estimate(name, network, batch),
+    }
+    least, available = memory_estimate(name, network, batch, _least(name, network, batch)), _available(device)
+    if least <= available:
+        return row | _in_a_process({**row, **settings})
+    reason = (
+        f"{name} on {network} at batch {batch} needs about {in_bytes(least)} of memory, "
+        f"{in_bytes(available)} are available"
+    )
+    if alone:
+        raise ValueError(reason)
+    return row | {"skipped": reason}
 
 
 def _in_a_process(task: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ continuum
 The kernels are those of Nunn et al., Phys. Rev. A 75, 011401(R) (2007).
 """
 
+import contextlib
 import math
 from functools import lru_cache
 
@@ -135,7 +136,8 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     ``look=False`` reads no value of ``w`` back from its device: nothing synchronises, NaN passes through, and the
     tables are made for ``|a| <= 5``.
     """
-    with torch.autocast(w.device.type, enabled=False):
+    kind = w.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext():
         working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
         if model == "discretized":
             h = _discretized(working, parameters, look)
@@ -236,8 +238,8 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
 
     readout = parameters.readout_coupling
     phase = parameters.stark_phase
-    nodes, weights = _quadrature(_exponent(limit), phase, tolerance)
-    u = torch.tensor(nodes, dtype=w.dtype, device=w.device).view(-1, *[1] * w.dim())
+    nodes, weights = _quadrature(_exponent(limit), phase, tolerance, w.dtype, w.device)
+    u = nodes.view(-1, *[1] * w.dim())
     c = later + u * b  # (nodes, ..., modes)
     if total is None or total > _SERIES_REACH[torch.float64]:
         values = _difference(0, c, readout)
@@ -248,7 +250,7 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
         values = horner(series, c.to(working) - 2.0 ** (exponent - 1)).to(w.dtype)
     if (phase * limit) ** 2 > tolerance:
         values = values * torch.cos(phase * (1 - u) * b)
-    integral = torch.tensordot(torch.tensor(weights, dtype=w.dtype, device=w.device), values, 1)
+    integral = torch.tensordot(weights, values, 1)
     h = MODE_NORMALISATION / readout * a * integral
     return h if total is not None else torch.where(b > limit, math.nan, h)
 
@@ -283,8 +285,10 @@ def _difference_series(exponent: int, readout: float, tolerance: float) -> tuple
 
 @lru_cache(maxsize=256)
 @torch.compiler.assume_constant_result
-def _quadrature(exponent: int, phase: float, tolerance: float) -> tuple[list[float], list[float]]:
-    """Gauss-Legendre rule on [0, 1] that meets ``tolerance`` for all b up to 2^exponent.
+def _quadrature(
+    exponent: int, phase: float, tolerance: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the Gauss-Legendre rule on [0, 1] that meets ``tolerance`` for all b up to 2^exponent.
 
     The error of m nodes is the 2m-th derivative of ``C_0(b u + A) cos(phase b (1 - u))`` times
     ``m!^4 / ((2m + 1) (2m)!^3)`` (NIST DLMF 3.5.19), and ``|d^k C_0(b u + A)/du^k| <= b^k / k!``.
@@ -298,7 +302,8 @@ def _quadrature(exponent: int, phase: float, tolerance: float) -> tuple[list[flo
             for k in range(order + 1)
         ]
         if max(logs) + math.log(order + 1) < math.log(tolerance):
-            return _gauss(m)
+            with torch.inference_mode(False):  # kept for later calls, which may record gradients
+                return tuple(torch.tensor(part, dtype=dtype, device=device) for part in _gauss(m))  # type: ignore
     raise ValueError(
         f"the control field is too strong: a squared coupling of up to {b:.3g} per mode at a Stark phase of "
         f"{phase:.3g} needs more than {_MOST_TERMS} quadrature nodes"
@@ -372,6 +377,13 @@ def _grid_tables(
     Returns the read-out row ``(points,)``, the partial read-outs S_m side by side ``(points, terms * points)`` with
     ``M(a) = b sum_m T_m S_m``, and the read-in vectors G_m ``(points, terms)`` with ``Re g(a) = a sum_m T_m G_m``.
     """
+    with torch.inference_mode(False):  # kept for later calls, which may record gradients
+        return _make_grid_tables(exponent, parameters, dtype, device)
+
+
+def _make_grid_tables(
+    exponent: int, parameters: SpinWaveParameters, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     points, readout = parameters.points, parameters.readout_coupling
     z, q = grid(points)
     row = q * (readout * clifford(0, readout**2 * torch.outer(1 - z, z)) @ q)

@@ -1,9 +1,12 @@
 """Figures that the command line and the chapters share. Every function returns a matplotlib Figure."""
 
 import io
+import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.figure import Figure
 
 
@@ -48,6 +51,76 @@ def confusion_matrix(confusion: Any) -> "Figure":
         )
     axes.set(xlabel="predicted digit", ylabel="true digit", xticks=range(len(counts)), yticks=range(len(counts)))
     figure.colorbar(image, label="mistakes (images)")
+    return figure
+
+
+def ladder(
+    results: dict[str, Any],
+    network: str | None = None,
+    batches: "Sequence[int] | None" = None,
+    quantity: str = "step",
+) -> "Figure":
+    """Seconds per digit of every rung, and of the other ways, on a logarithmic axis.
+
+    Hollow points are extrapolated from a part of the network; whiskers span all repeats; dashed lines are
+    ``nn.Linear`` layers of the same shape, the floor.
+
+    Arguments:
+        results: as read by :func:`spinwave.bench.load_results`.
+        network: sizes; by default those of the first row.
+        batches: by default all that the results hold for the network.
+        quantity: ``"forward"``, or ``"step"`` for forward and backward.
+
+    Raises:
+        ValueError: no such rows.
+    """
+    from matplotlib.ticker import FuncFormatter
+
+    from .bench import OTHERS, in_seconds, seconds_per_digit, select
+
+    if batches is None:
+        network = next(iter(select(results, network).values()))["network"]
+        batches = list(dict.fromkeys(row["batch"] for row in results["rows"] if row["network"] == network))
+    series = {batch: select(results, network, batch) for batch in batches}
+    names = list(dict.fromkeys(name for rows in series.values() for name in rows if name != "linear"))
+    # Others stand below the ladder, at a distance.
+    places = {name: index + (0.5 if name in OTHERS else 0) for index, name in enumerate(names)}
+
+    figure, axes = _subplots(1, (5, 1.3 + 0.42 * len(names)))
+    for index, (batch, rows) in enumerate(series.items()):
+        color, marker = f"C{index}", "osD^v"[index % 5]
+        shift = 0.2 * (index - (len(series) - 1) / 2)
+        for name, row in rows.items():
+            if "skipped" in row:
+                continue
+            seconds = seconds_per_digit(row, quantity)
+            middle = statistics.median(seconds)
+            if name == "linear":
+                axes.axvline(middle, color=color, linestyle="--", linewidth=1, zorder=0)
+                continue
+            axes.errorbar(
+                middle,
+                places[name] + shift,
+                xerr=[[middle - min(seconds)], [max(seconds) - middle]],
+                fmt=marker,
+                color=color,
+                markerfacecolor="white" if row["measured"] else color,
+                capsize=3,
+            )
+            if index == 0:
+                axes.annotate(
+                    in_seconds(middle), (middle, places[name] + shift), (0, 5), textcoords="offset points", ha="center"
+                )
+        axes.plot([], [], marker, color=color, label=f"batch {batch}")
+    axes.plot([], [], "o", color="gray", markerfacecolor="white", label="extrapolated")
+    axes.plot([], [], "--", color="gray", label="nn.Linear")
+    axes.set(xscale="log", xlabel=f"one digit, {'forward' if quantity == 'forward' else 'forward + backward'}")
+    axes.set_yticks(list(places.values()), [OTHERS.get(name, name) for name in places])
+    axes.set_ylim(max(places.values(), default=0) + 0.6, -0.8)
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: in_seconds(value).replace(".0 ", " ")))
+    axes.grid(True, axis="x", alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 

@@ -323,6 +323,16 @@ def test_unknown_model_is_named():
         effective_weights(torch.ones(3), model="exact")
 
 
+def test_inference_mode_first_and_gradients_after(model):
+    """Tables are made at the first call and kept; made as inference tensors they would refuse to record gradients."""
+    physics = SpinWaveParameters(coupling_total=3.0, points=11, detuning=1234.5)  # like no other test's
+    w = random(2, 4)
+    with torch.inference_mode():
+        effective_weights(w, physics, model)
+    (gradient,) = torch.autograd.grad(effective_weights(w.requires_grad_(), physics, model).sum(), w)
+    assert gradient.abs().min() > 0
+
+
 def test_tables_are_not_remade_at_every_step():
     """Training moves the largest coupling all the time; only a change of its power of two may cost a table."""
     physics = SpinWaveParameters(coupling_total=2.3, points=16)

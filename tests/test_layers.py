@@ -80,6 +80,10 @@ def test_to_moves_weight_and_gain_to_a_dtype():
     assert layer(torch.randn(2, 5, dtype=torch.float64)).dtype == torch.float64
 
 
+def test_a_meta_network_has_shapes(model):
+    assert SpinWaveMLP((6, 5, 3), PHYSICS, model, device="meta")(torch.ones(2, 6, device="meta")).shape == (2, 3)
+
+
 def test_training_moves_the_weights_and_leaves_the_gain(model):
     torch.manual_seed(0)
     layer = SpinWaveLinear(6, 4, PHYSICS, model)
