@@ -48,6 +48,10 @@ test: $(if $(FAST),$(STAMP),book)  ## build the book, then run every test (FAST=
 lint: $(STAMP)  ## check the code and the chapters with ruff
 	@$(BIN)/ruff check .
 
+pdf: book  ## print the built book into _build/book.pdf (needs Chromium)
+	@$(BIN)/jupyter-book build . --all --builder singlehtml --quiet
+	@$(BIN)/python -m spinwave.pages $(CURDIR)/_build/singlehtml/chapters/intro.html _build/book.pdf
+
 serve:  ## serve the built book on this machine (PORT=8000 chooses the port)
 	@test -f $(SITE)/index.html || { echo "No book yet. Build it with: make book" >&2; exit 1; }
 	@$(BIN)/python -u -m http.server $(PORT) --bind 127.0.0.1 --directory $(SITE)

@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rungs", nargs="+", metavar="RUNG", help=f"among {', '.join(CONTENDERS)} (all; jax if it is installed)"
     )
     bench_parser.add_argument("--batch", type=int, nargs="+", metavar="N", help="digits a pass (1 16 256)")
-    bench_parser.add_argument("--networks", nargs="+", metavar="SIZES", help="layer sizes (100-100-10 784-784-10)")
+    bench_parser.add_argument("--networks", nargs="+", metavar="SIZES", help="layer sizes (100-100-10 784-1000-10)")
     bench_parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
     bench_parser.add_argument("--repeat", type=int, metavar="N", help="timings of each pass (5)")
     bench_parser.add_argument("--quick", action="store_true", help="rungs and nn.Linear only, in under a minute")

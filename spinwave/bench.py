@@ -11,9 +11,9 @@ between rungs compare processes; the floors that each row carries show how much 
 
 Cut rows: the first six rungs need minutes and gigabytes. Their cost is proportional to digits, neurons and modes
 (each mode, and in the first rungs each neuron or digit, is one more turn of the same Python loop), so that a part of
-the first layer is measured and the row says which part, and by what factor seconds grow. The couplings per mode are
-those of the whole network. The first mode of a cut starts from an empty spin wave and does a little less than the
-others.
+the first layer is measured and the row says which part, and by what factor seconds and memory grow. The couplings per
+mode are those of the whole network. The first mode of a cut starts from an empty spin wave and does a little less than
+the others. Of a wide layer a cut takes the neurons that memory would hold at once, with all modes.
 
 Errors are against rung 1 in float64, on a small random case.
 """
@@ -65,7 +65,7 @@ SAVED = {
     "separable": (0, 0.03),
     "continuum": (0, 0),
     "linear": (0, 0),
-    "vmap": (10, 1),
+    "vmap": (11, 1),
     "compiled": (2, 1),
     "jax": (0, 1),
 }
@@ -111,8 +111,7 @@ def run(
         file: results file, JSON; one that is there is replaced when the first row is finished.
         contenders: rungs and others of ``CONTENDERS``; by default all (JAX only if it is installed).
         batches: digits a pass, integers >= 1; by default 1, 16, 256.
-        networks: sizes as in ``"100-100-10"``; by default the question's, and one for 28 x 28 images with a hidden
-            layer as wide as the image.
+        networks: sizes as in ``"100-100-10"``; by default the question's and 784-1000-10, for 28 x 28 images.
         device: by default a GPU if there is one.
         repeat: timings of each pass, an integer >= 1; by default 5. Passes of several seconds get three at most.
         quick: the rungs and ``nn.Linear`` on the question's network with one digit and three repeats, in smaller
@@ -139,7 +138,7 @@ def run(
     for name, number in (*(("batch", batch) for batch in batches), ("repeat", repeat)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{name} must be an integer >= 1, got {number!r}")
-    networks = (("100-100-10",) if quick else ("100-100-10", "784-784-10")) if networks is None else networks
+    networks = (("100-100-10",) if quick else ("100-100-10", "784-1000-10")) if networks is None else networks
     for network in networks:
         _sizes(network)
 
@@ -372,17 +371,19 @@ def _available(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _least(name: str, network: str, batch: int) -> Cut | None:
+def _least(name: str, network: str, batch: int, available: int) -> Cut | None:
     """Smallest part that stands for the whole, None for the whole itself.
 
-    All neurons that a rung works on at once are kept: its speed depends on the size of its tensors.
+    The speed of a rung depends on the size of its tensors. So all neurons are kept that it can work on at once, those
+    that fit in memory with all modes of the first layer; of a wider layer, one group after the other.
     """
     if name in WHOLE:
         return None
     modes, neurons = _sizes(network)[:2]
-    return Cut(
-        1 if name in DIGIT_BY_DIGIT else batch, 1 if name == "looped" else neurons, min(modes, LEAST_MODES)
-    )
+    cut = Cut(1 if name in DIGIT_BY_DIGIT else batch, 1 if name == "looped" else neurons, modes)
+    while cut.neurons > 1 and memory_estimate(name, network, batch, cut) > available:
+        cut = replace(cut, neurons=cut.neurons // 2)
+    return replace(cut, modes=min(modes, LEAST_MODES))
 
 
 def _factor(network: str, batch: int, cut: Cut) -> float:
@@ -404,7 +405,8 @@ def _row(
         "dtype": "float32",
         "estimated_bytes": memory_estimate(name, network, batch),
     }
-    least, available = memory_estimate(name, network, batch, _least(name, network, batch)), _available(device)
+    available = _available(device)
+    least = memory_estimate(name, network, batch, _least(name, network, batch, available))
     if least <= available:
         return row | _in_a_process({**row, **settings})
     reason = (
@@ -467,7 +469,7 @@ def _measure(task: dict[str, Any]) -> dict[str, Any]:
     for call in floor.values():
         call()
     before = _resident(device, peak=False)
-    cut = _least(name, network, batch)
+    cut = _least(name, network, batch, _available(device))
     forward, step = passes(cut)
     first_call = seconds(forward)
     if cut is not None and name != "compiled":  # a compiler unrolls the modes, for minutes if there are many
@@ -599,7 +601,8 @@ def _vmapped(x: Tensor, weights: list[Tensor], physics: SpinWaveParameters, comp
             B = B + x_i * g - (b * step * _polynomial(series_1, b * distance)) @ B
         return row @ B
 
-    layer = torch.func.vmap(torch.func.vmap(neuron, (None, 0)), (0, None))
+    # Digits inside: the other way round every digit gets its own copy of the kernels.
+    layer = torch.func.vmap(torch.func.vmap(neuron, (0, None)), (None, 0), out_dims=1)
     return torch.compile(layer, dynamic=False) if compile else layer
 
 
@@ -627,7 +630,7 @@ def _jax_passes(x: Tensor, weights: list[Tensor], gains: list[float], physics: S
         B, _ = jax.lax.scan(mode, jnp.zeros_like(z), (x, w * physics.mode_coupling(len(w))))
         return row @ B
 
-    layer = jax.vmap(jax.vmap(neuron, (None, 0)), (0, None))
+    layer = jax.vmap(jax.vmap(neuron, (0, None)), (None, 0), out_axes=1)
 
     def network(weights, x):
         for index, (w, gain) in enumerate(zip(weights, gains, strict=True)):

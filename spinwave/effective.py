@@ -21,7 +21,6 @@ continuum
 The kernels are those of Nunn et al., Phys. Rev. A 75, 011401(R) (2007).
 """
 
-import contextlib
 import math
 from functools import lru_cache
 
@@ -137,21 +136,22 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     tables are made for ``|a| <= 5``.
     """
     kind = w.device.type
-    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext():
-        working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
-        if model == "discretized":
-            h = _discretized(working, parameters, look)
-        else:
-            # the largest sum of squared couplings of a neuron
-            norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
-            total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
-            if total is not None:
-                _check_finite(total)
-                if _is_weak(total, parameters, working.dtype):
-                    factor = 1.0 if gain is None else gain.item()
-                    return _weak_continuum(working, parameters, factor).to(w.dtype)
-            h = _continuum(working, parameters, total)
-        return (h if gain is None else gain * h).to(w.dtype)
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return compute(w, parameters, model, look, gain)
+    working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
+    if model == "discretized":
+        h = _discretized(working, parameters, look)
+    else:
+        # the largest sum of squared couplings of a neuron
+        norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
+        total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
+        if total is not None:
+            _check_finite(total)
+            if _is_weak(total, parameters, working.dtype):
+                return _weak_continuum(working, parameters, 1.0 if gain is None else gain.item()).to(w.dtype)
+        h = _continuum(working, parameters, total)
+    return (h if gain is None else gain * h).to(w.dtype)
 
 
 # ---- continuum
@@ -172,8 +172,9 @@ def _weak_continuum(w: Tensor, parameters: SpinWaveParameters, gain: float) -> T
     coupling = parameters.mode_coupling(w.shape[-1])
     scale = gain * MODE_NORMALISATION / parameters.readout_coupling * coupling
     value, derivative = _difference_at_zero(parameters.readout_coupling)
-    h = _Weak.apply(w.reshape(-1, w.shape[-1]), scale * value, scale * coupling**2 * derivative)
-    return h.view(w.shape)
+    rows = w if w.dim() == 2 else w.reshape(-1, w.shape[-1])
+    h = _Weak.apply(rows, scale * value, scale * coupling**2 * derivative)
+    return h if w.dim() == 2 else h.view(w.shape)
 
 
 @lru_cache(maxsize=256)
@@ -224,7 +225,10 @@ class _Weak(torch.autograd.Function):
 
 def _blocks(*tensors: Tensor):
     """The tensors' rows side by side, about 65 000 elements at a time."""
-    rows = max(1, 2**16 // tensors[0].shape[-1])
+    neurons, modes = tensors[0].shape
+    rows = max(1, 2**16 // modes)
+    if neurons <= rows:
+        return (tensors,)
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
