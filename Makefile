@@ -30,7 +30,7 @@ endif
 # What the outputs of the chapters depend on besides the chapters themselves.
 RESULTS := $(shell find spinwave benchmarks -type f ! -path "*/__pycache__/*" 2>/dev/null | sed "s/ /\\\\ /g")
 
-.PHONY: help book test lint serve lab clean
+.PHONY: help book pdf test lint serve lab clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -48,9 +48,11 @@ test: $(if $(FAST),$(STAMP),book)  ## build the book, then run every test (FAST=
 lint: $(STAMP)  ## check the code and the chapters with ruff
 	@$(BIN)/ruff check .
 
-pdf: book  ## print the built book into _build/book.pdf (needs Chromium)
-	@$(BIN)/jupyter-book build . --all --builder singlehtml --quiet
-	@$(BIN)/python -m spinwave.pages $(CURDIR)/_build/singlehtml/chapters/intro.html _build/book.pdf
+pdf: $(STAMP) $(CACHE)/.package  ## print the whole book into _build/book.pdf (needs Chromium)
+	@$(BIN)/jupyter-book build . --all -W -n --keep-going --builder singlehtml
+	@chromium --headless --no-sandbox --disable-gpu --no-pdf-header-footer --virtual-time-budget=120000 \
+	  --print-to-pdf=_build/book.pdf "file://$(CURDIR)/_build/singlehtml/index.html"
+	@echo "The book: $(CURDIR)/_build/book.pdf"
 
 serve:  ## serve the built book on this machine (PORT=8000 chooses the port)
 	@test -f $(SITE)/index.html || { echo "No book yet. Build it with: make book" >&2; exit 1; }

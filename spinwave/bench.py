@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,13 @@ from .training import _write, choose_device, environment
 OTHERS = {
     "linear": "nn.Linear",
     "vmap": "torch.func.vmap",
-    "compiled": "vmap and torch.compile",
-    "jax": "JAX scan, vmap, jit",
+    "compiled": "vmap, compiled",
+    "jax": "JAX",
 }
 CONTENDERS = (*RUNGS, *OTHERS)
 
-# N x N kernels, and vectors of N numbers a digit, that a neuron and mode keep for the backward pass (counted with
-# torch.autograd.graph.saved_tensors_hooks, in numbers of the row's dtype).
+# N x N kernels, and vectors of N numbers a digit, that a neuron and mode keep for the backward pass (of the first rungs
+# and vmap counted with torch.autograd.graph.saved_tensors_hooks, of the others fitted to measured peaks).
 SAVED = {
     "looped": (10, 0),
     "neurons": (7, 0),
@@ -62,7 +63,7 @@ SAVED = {
     "real": (6, 1),
     "toeplitz": (3.2, 1),
     "effective": (3.2, 0),
-    "separable": (0, 0.03),
+    "separable": (0.025, 0),
     "continuum": (0, 0),
     "linear": (0, 0),
     "vmap": (11, 1),
@@ -78,7 +79,7 @@ WHOLE = ("separable", "continuum", "linear")  # never cut
 DIGIT_BY_DIGIT = ("looped", "neurons")  # the kernels are computed anew for every digit
 LEAST_MODES = 4
 SHORTEST = 0.02  # seconds of one timing
-LIMIT, QUICK_LIMIT = 0.5, 0.1  # seconds that a cut's forward and backward may take
+LIMIT, QUICK_LIMIT = 0.4, 0.1  # seconds that a cut's forward and backward may take
 
 RESULT_KEYS = ("environment", "settings", "parameters", "rows")
 ROW_KEYS = ("contender", "network", "batch", "device", "dtype", "estimated_bytes")
@@ -144,7 +145,7 @@ def run(
 
     physics = SpinWaveParameters()
     results = {
-        "environment": environment(chosen),
+        "environment": environment(chosen) | ({"jax": version("jax")} if "jax" in contenders else {}),
         "settings": {"repeat": repeat, "limit": QUICK_LIMIT if quick else LIMIT, "quick": quick},
         "parameters": asdict(physics),
         "rows": [],
@@ -164,16 +165,16 @@ def run(
     return results
 
 
-def memory_estimate(name: str, network: str, batch: int, cut: Cut | None = None, points: int = 100) -> int:
-    """Bytes that forward and backward of a contender need, by arithmetic, in float32.
+def memory_estimate(name: str, network: str, batch: int, cut: Cut | None = None) -> int:
+    """Bytes that forward and backward of a contender need, by arithmetic, in float32 on the question's grid.
 
     Arguments:
         name: one of ``CONTENDERS``.
         network: sizes, as in ``"100-100-10"``.
         batch: digits a pass.
         cut: the part that is computed; the whole network by default.
-        points: grid points N.
     """
+    points = SpinWaveParameters().points
     sizes = _sizes(network)
     weights = sum(n_in * n_out for n_in, n_out in pairwise(sizes))
     digits, pairs, width = batch, weights, max(sizes[1:])  # pairs of neuron and mode
@@ -300,10 +301,11 @@ def table(results: dict[str, Any], network: str | None = None, batch: int | None
     where = surroundings["cpu"] if first["device"] == "cpu" else surroundings["device"]
     lines += [
         "",
-        f"Seconds for one digit, median of {repeat} repeats with their range; ≈ is extrapolated from the part in the "
-        "last column. Memory: peak of forward + backward. Error: against rung 1 in float64; for continuum it is the "
-        f"error of the grid. {where}, {surroundings['threads']} threads, torch {surroundings['torch']}, "
-        f"{first['dtype']}, {surroundings['date'][:10]}, revision {surroundings['revision']}.",
+        f"Time for one digit, median of {repeat} repeats with their range (three, if a pass takes seconds); ≈ is "
+        "extrapolated from the part in the last column. Memory: peak of forward + backward, – where a compiler shares "
+        "the process. Error: against rung 1 in float64; for continuum it is the error of the grid. "
+        f"{where}, {surroundings['threads']} threads, torch {surroundings['torch']}, {first['dtype']}, "
+        f"{surroundings['date'][:10]}, revision {surroundings['revision']}.",
     ]
     return "\n".join(lines)
 

@@ -16,7 +16,7 @@ def learning_curves(histories: dict[str, list[dict[str, float]]]) -> "Figure":
     Arguments:
         histories: the ``history`` of one or more runs, by the name that the legend shows.
     """
-    figure, (loss, error) = _subplots(2, (8, 3.2))
+    figure, (loss, error) = _subplots(2, (5, 5.6))  # one above the other, for narrow screens
     for index, (name, history) in enumerate(histories.items()):
         epochs = [entry["epoch"] for entry in history]
         test = {"linestyle": "--", "marker": "s", "markersize": 3, "color": f"C{index}"}
@@ -124,7 +124,7 @@ def ladder(
     return figure
 
 
-def _subplots(columns: int, size: tuple[float, float]) -> Any:
+def _subplots(rows: int, size: tuple[float, float]) -> Any:
     # A Figure of its own: pyplot would keep it alive, and pick a window system where there is none.
     from matplotlib.figure import Figure
 
@@ -136,4 +136,4 @@ def _subplots(columns: int, size: tuple[float, float]) -> Any:
             return content.getvalue()
 
     figure = Drawing(figsize=size, layout="constrained")
-    return figure, figure.subplots(1, columns)
+    return figure, figure.subplots(rows)

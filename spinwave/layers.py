@@ -78,6 +78,23 @@ class SpinWaveLinear(nn.Module):
         look = self.weight.device.type == "cpu"
         return compute(self.weight, self.physics, self.model, look, self.gain)
 
+    @torch.no_grad()
+    def fold(self) -> nn.Linear:
+        """An ordinary linear layer with the same outputs: the physics of the present weights, worked out and fixed."""
+        weight = self.effective_weight()
+        linear = nn.utils.skip_init(
+            nn.Linear,
+            self.in_features,
+            self.out_features,
+            bias=self.bias is not None,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        linear.weight.copy_(weight)
+        if self.bias is not None:
+            linear.bias.copy_(self.bias)
+        return linear
+
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
@@ -127,6 +144,12 @@ class SpinWaveMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
+
+    def fold(self) -> nn.Sequential:
+        """The same network in ordinary linear layers, for use where this package is not: equal outputs, no physics."""
+        return nn.Sequential(
+            *(layer.fold() if isinstance(layer, SpinWaveLinear) else nn.ReLU() for layer in self.layers)
+        )
 
     @torch.no_grad()
     def calibrate(self, x: Tensor) -> None:

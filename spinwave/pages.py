@@ -35,7 +35,7 @@ def card(chapter: str, changes: str, before: str | None = None, after: str | Non
     """
     from IPython.display import Markdown
 
-    lines = ["| | |", "|:--|:--|", f"| What changes | {changes} |"]
+    lines = [f"| What changes | {changes} |", "|:--|:--|"]
     results = measured()
     if results is not None and after is not None:
         rows = select(results)
@@ -68,14 +68,14 @@ def headline(results: dict[str, Any]) -> Any:
     """
     from IPython.display import Markdown
 
-    batches = sorted({row["batch"] for row in results["rows"] if "skipped" not in row and row["contender"] == "continuum"})
+    batches = sorted({row["batch"] for row in results["rows"]})
     one, many = (select(results, batch=batch) for batch in (batches[0], batches[-1]))
     first, last = (statistics.median(seconds_per_digit(one[name])) for name in ("looped", "continuum"))
     in_batch = statistics.median(seconds_per_digit(many["continuum"]))
     return Markdown(
         f"Forward and backward pass of one digit through 100-100-10 neurons: {in_seconds(first)} in the loop, "
-        f"{in_seconds(last)} in closed form, and {in_seconds(in_batch)} a digit in batches of {batches[-1]}, where the network "
-        f"costs {price(many['continuum']):.2f} times one of ordinary linear layers. "
+        f"{in_seconds(last)} in closed form, and {in_seconds(in_batch)} a digit in batches of {batches[-1]}, where the "
+        f"network costs {price(many['continuum']):.2g} times one of ordinary linear layers. "
         f"Measured on {results['environment']['cpu']} with {results['environment']['threads']} threads, "
         f"{results['environment']['date'][:10]}; hollow points are extrapolated from a part of the network."
     )

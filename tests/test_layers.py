@@ -120,6 +120,27 @@ def test_network_is_layers_with_relu_between():
     assert network(torch.randn(2, 7, 6)).shape == (2, 7, 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_folded_networks_are_ordinary_and_equal(model, dtype):
+    torch.manual_seed(0)
+    network = SpinWaveMLP((6, 5, 3), PHYSICS, model, dtype=dtype)
+    folded = network.fold()
+    assert [type(m).__name__ for m in folded] == ["Linear", "ReLU", "Linear"]
+    x = torch.randn(4, 6, dtype=dtype)
+    assert torch.equal(folded(x), network(x))
+    layer = SpinWaveLinear(6, 4, PHYSICS, model, bias=True, dtype=dtype)
+    layer.bias.data.normal_()
+    assert torch.equal(layer.fold()(x), layer(x))
+
+
+@pytest.mark.slow
+def test_folded_networks_export():
+    network = SpinWaveMLP((6, 5, 3), PHYSICS)
+    x = torch.randn(4, 6)
+    program = torch.export.export(network.fold(), (x,))
+    assert torch.equal(program.module()(x), network(x))
+
+
 def test_calibration_gives_every_layer_unit_outputs():
     torch.manual_seed(0)
     network = SpinWaveMLP((100, 30, 20, 10), PHYSICS)

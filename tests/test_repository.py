@@ -12,7 +12,7 @@ import nbformat
 import pytest
 import yaml
 
-from spinwave import ladder
+from spinwave import ladder, pages
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "_build" / "html"
@@ -90,6 +90,11 @@ def test_top_level_holds_nothing_else():
 def test_readme_opens_with_the_two_commands():
     commands = re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
     assert commands == ["book", "test"]
+
+
+def test_readme_quotes_the_measured_headline():
+    found = re.search(r"a test compares it -->\n(.*?)<!-- end", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    assert " ".join(found[1].split()) == pages.headline(pages.measured()).data
 
 
 class Requests(HTMLParser):
