@@ -7,6 +7,9 @@ import torch
 
 from spinwave import SpinWaveParameters
 
+# The tensors of tests are small, and threads that wait for each other on a busy machine cost a hundredfold.
+torch.set_num_threads(1)
+
 
 class Case:
     """One oracle case: inputs and what the question's code, exact arithmetic and the continuum make of them."""

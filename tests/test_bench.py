@@ -136,11 +136,14 @@ def test_a_cut_keeps_the_couplings_of_the_network(monkeypatch):
     monkeypatch.setitem(
         RUNGS, "real", lambda x, w, physics: seen.append((x, w, physics)) or x @ w.T * physics.coupling_total
     )
+    resident = iter([500, 600, 1600])  # bytes before, after the forward pass, after the backward pass
+    monkeypatch.setattr(bench, "_resident", lambda device, peak: next(resident))
     row = bench._measure(
         {"contender": "real", "network": "40-20-10", "batch": 2, "device": "cpu", "repeat": 1, "limit": 0.0}
     )
     assert row["measured"] == {"digits": 2, "neurons": 20, "modes": 4}
     assert row["factor"] == (40 * 20 + 20 * 10) / (20 * 4)
+    assert row["memory"] == {"forward": 100, "step": 100 + 1000 * row["factor"]}
     x, w, physics = seen[0]
     assert x.shape == (2, 4)
     assert w.shape == (20, 4)
@@ -195,6 +198,13 @@ def test_memory_estimate_grows_with_everything(name):
     least = bench._least(name, "100-100-10", 64, 10**12)
     if least is not None:
         assert estimate("100-100-10", 64, least) < estimate("100-100-10", 64, bench.Cut(64, 100, 80))
+
+
+def test_resident_memory_and_its_peak():
+    before = bench._resident(torch.device("cpu"), peak=False)
+    torch.ones(50_000_000)  # 200 MB, freed at once
+    assert bench._resident(torch.device("cpu"), peak=True) > before + 150e6
+    assert bench._resident(torch.device("cpu"), peak=False) < before + 100e6
 
 
 def test_memory_estimate_is_that_of_the_question():

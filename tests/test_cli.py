@@ -21,15 +21,6 @@ WRITTEN = [".lock", CHECKPOINT, "confusion.png", "learning_curves.png", "metrics
 SMALL = ["--limit", "400", "--hidden", "8", "--batch-size", "100", "--device", "cpu"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Two threads on a busy machine wait for each other a hundred times longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def small(out, *more, epochs=3):
     """Arguments of a training that takes a tenth of a second."""
     return ["train", *SMALL, "--epochs", str(epochs), "--out", str(out), *map(str, more)]

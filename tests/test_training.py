@@ -27,15 +27,6 @@ from spinwave.figures import confusion_matrix, learning_curves
 CHECKPOINT = "checkpoint.safetensors"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Two threads on a busy machine wait for each other a hundred times longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def digits():
     """The first 400 training and 200 test images."""
