@@ -47,6 +47,12 @@ _SERIES_REACH = {torch.float32: 64.0, torch.float64: 256.0}
 _MOST_TERMS = 1024
 
 
+def _constant(function):
+    """``torch.compiler.assume_constant_result`` without its import of the compiler, a second for every program."""
+    function._dynamo_marked_constant = True
+    return function
+
+
 def effective_weights(
     w: Tensor, parameters: SpinWaveParameters | None = None, model: str = "continuum"
 ) -> Tensor:
@@ -269,7 +275,7 @@ def _difference(n: int, c: Tensor, readout: float) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-@torch.compiler.assume_constant_result
+@_constant
 def _difference_series(exponent: int, readout: float, tolerance: float) -> tuple[float, ...]:
     """Taylor coefficients of F(c) = C_0(c) - C_0(c + R^2) at the centre of 0 <= c <= 2^exponent.
 
@@ -288,7 +294,7 @@ def _difference_series(exponent: int, readout: float, tolerance: float) -> tuple
 
 
 @lru_cache(maxsize=256)
-@torch.compiler.assume_constant_result
+@_constant
 def _quadrature(
     exponent: int, phase: float, tolerance: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -325,7 +331,7 @@ def _log_power(base: float, exponent: int) -> float:
 
 
 @lru_cache(maxsize=64)
-@torch.compiler.assume_constant_result
+@_constant
 def _gauss(m: int) -> tuple[list[float], list[float]]:
     """Nodes and weights of the m-point Gauss-Legendre rule on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(m)
@@ -372,7 +378,7 @@ def _chebyshev(b: Tensor, exponent: int, terms: int) -> Tensor:
 
 
 @lru_cache(maxsize=32)
-@torch.compiler.assume_constant_result
+@_constant
 def _grid_tables(
     exponent: int, parameters: SpinWaveParameters, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
