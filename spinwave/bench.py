@@ -7,7 +7,8 @@ alone and forward with the gradients of all control amplitudes.
 Timing: first calls warm up, calls that are short are looped to last 20 ms, a GPU is synchronised around every
 measurement, and every repeat is kept. The repeats take turns with those of ``nn.Linear`` layers of the same shape in
 the same process: the price over this floor compares two numbers that met the same machine in the same state. Ratios
-between rungs compare processes; the floors that each row carries show how much the machine drifted between them.
+between rungs compare processes; the floors that each row carries show how much the machine drifted between them, and
+the table says it. Far from 1, other programs were using the machine.
 
 Cut rows: the first six rungs need minutes and gigabytes. Their cost is proportional to digits, neurons and modes
 (each mode, and in the first rungs each neuron or digit, is one more turn of the same Python loop), so that a part of
@@ -298,13 +299,15 @@ def table(results: dict[str, Any], network: str | None = None, batch: int | None
         ]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     surroundings, repeat = results["environment"], results["settings"]["repeat"]
+    floors = [statistics.median(row["floor"]["step"]) for row in rows.values() if "skipped" not in row]
+    drift = f"nn.Linear differed by {_digits(max(floors) / min(floors))}× between processes. " if floors else ""
     where = surroundings["cpu"] if first["device"] == "cpu" else surroundings["device"]
     lines += [
         "",
         f"Time for one digit, median of {repeat} repeats with their range (three, if a pass takes seconds); ≈ is "
         "extrapolated from the part in the last column. Memory: peak of forward + backward, – where a compiler shares "
         "the process. Error: against rung 1 in float64; for continuum it is the error of the grid. "
-        f"{where}, {surroundings['threads']} threads, torch {surroundings['torch']}, {first['dtype']}, "
+        f"{drift}{where}, {surroundings['threads']} threads, torch {surroundings['torch']}, {first['dtype']}, "
         f"{surroundings['date'][:10]}, revision {surroundings['revision']}.",
     ]
     return "\n".join(lines)

@@ -301,8 +301,10 @@ def test_table(results):
         "150 µs", "500 µs", "490 µs to 530 µs", "110000×", "100×", "5.0", "3.0 GB", "9e-02", "whole",
     ]  # fmt: skip
     assert rows["nn.Linear"][5:9] == ["–", "1", "< 1 MB", "–"]
+    results["rows"][3]["floor"]["step"] = [2e-4] * 3
+    assert "nn.Linear differed by 2.0× between" in bench.table(results)
     assert rows["vmap, compiled"][-1] == "skipped: no compiler"
-    for fact in (results["environment"]["cpu"], f"torch {torch.__version__}", "threads", "float32"):
+    for fact in ("nn.Linear differed by 1.0× between", results["environment"]["cpu"], f"torch {torch.__version__}", "threads", "float32"):
         assert fact in lines[-1]
 
 
