@@ -43,6 +43,9 @@ _UNSEEN_SQUARED_COUPLING = 25.0
 # Largest sum of squares for which F is summed as a Taylor series: beyond, cancellation costs the promised digits.
 _SERIES_REACH = {torch.float32: 64.0, torch.float64: 256.0}
 
+# Largest ratio of terms that cancel to their sum for which the integral is summed as a power series.
+_LARGEST_MAJORANT = {torch.float32: 12.0, torch.float64: 5e3}
+
 # More terms than this means couplings (or Stark phases) no float64 sum resolves in reasonable time.
 _MOST_TERMS = 1024
 
@@ -148,85 +151,150 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
     if model == "discretized":
         h = _discretized(working, parameters, look)
-    else:
-        # the largest sum of squared couplings of a neuron
-        norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
-        total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
-        if total is not None:
-            _check_finite(total)
-            if _is_weak(total, parameters, working.dtype):
-                return _weak_continuum(working, parameters, 1.0 if gain is None else gain.item()).to(w.dtype)
-        h = _continuum(working, parameters, total)
+        return (h if gain is None else gain * h).to(w.dtype)
+    if look and is_plain(working):
+        try:
+            rows = working if w.dim() == 2 else working.reshape(-1, w.shape[-1])
+            h = _Closed.apply(rows, None, parameters, 1.0 if gain is None else gain.item())
+            return (h if w.dim() == 2 else h.view(w.shape)).to(w.dtype)
+        except _TooStrong:
+            pass
+    # the largest sum of squared couplings of a neuron
+    norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
+    total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
+    if total is not None:
+        _check_finite(total)
+    h = _continuum(working, parameters, total)
     return (h if gain is None else gain * h).to(w.dtype)
+
+
+def project(x: Tensor, w: Tensor, parameters: SpinWaveParameters, gain: Tensor) -> Tensor | None:
+    """``x @ (gain H(w)).T`` of the closed form in one step for autograd, or None where that has to be done in two."""
+    if x.dim() != 2 or x.dtype != w.dtype or w.dtype not in _SERIES_REACH or type(x) is not Tensor or not is_plain(w):
+        return None
+    if w.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return None
+    try:
+        return _Closed.apply(w, x, parameters, gain.item())
+    except _TooStrong:
+        return None
 
 
 # ---- continuum
 
 
-def _is_weak(total: float, parameters: SpinWaveParameters, dtype: torch.dtype) -> bool:
-    """Whether F may be taken as linear in c and the integral at its midpoint.
-
-    What that leaves out is below ``total^2 (1 + phi^2 / 8)`` of H, from ``|F''| <= F(0)`` and the cosine.
-    """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return total**2 * (1 + parameters.stark_phase**2 / 8) < (1e-11 if dtype == torch.float64 else 1e-6)
+class _TooStrong(Exception):
+    """No series serves these couplings."""
 
 
-def _weak_continuum(w: Tensor, parameters: SpinWaveParameters, gain: float) -> Tensor:
-    """``gain * eta a_i / R (F(0) + F'(0) (A_i + b_i / 2))``: the closed form of weak couplings."""
-    coupling = parameters.mode_coupling(w.shape[-1])
-    scale = gain * MODE_NORMALISATION / parameters.readout_coupling * coupling
-    value, derivative = _difference_at_zero(parameters.readout_coupling)
-    rows = w if w.dim() == 2 else w.reshape(-1, w.shape[-1])
-    h = _Weak.apply(rows, scale * value, scale * coupling**2 * derivative)
-    return h if w.dim() == 2 else h.view(w.shape)
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has values to look at: it is not traced, vmapped or of a kind of its own."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
 
 
 @lru_cache(maxsize=256)
-def _difference_at_zero(readout: float) -> tuple[float, float]:
-    """F(0) and F'(0)."""
+def _derivatives_at_zero(readout: float) -> list[float]:
+    """F(0) and its first two derivatives."""
     zero = torch.zeros(1, dtype=torch.float64)
-    return _difference(0, zero, readout).item(), -_difference(1, zero, readout).item()
+    return [(-1) ** n * _difference(n, zero, readout).item() for n in range(3)]
 
 
-class _Weak(torch.autograd.Function):
-    """``w_i (constant + slope (sum_{j>i} w_j^2 + w_i^2 / 2))`` of every row, derivative written out.
+@lru_cache(maxsize=256)
+def _expansion(
+    parameters: SpinWaveParameters, modes: int
+) -> tuple[float, float, float, float, float, tuple[float, ...]]:
+    """Constants of :class:`_Closed`: c in units of w^2, scale, slope, and of ``t = m + bend m^2 + spread b^2``.
+
+    The second-order terms are those of F and the means, over the interval, of F and the cosine. Last, what the orders
+    left out add at most: from the derivatives of F, none above F(0), and the cosine.
+    """
+    coupling, phase = parameters.mode_coupling(modes), parameters.stark_phase
+    unit = coupling**2
+    value, first, second = _derivatives_at_zero(parameters.readout_coupling)
+    scale = MODE_NORMALISATION / parameters.readout_coupling * coupling * value
+    bend = unit * second / (2 * first)
+    spread = unit * (second / 24 - value * phase**2 / 6) / first
+    return unit, scale, unit * first / value, bend, spread, (1 + phase**2 / 8, 0.25 + phase**2 / 6, phase**4 / 120)
+
+
+class _Closed(torch.autograd.Function):
+    """The closed form for every row of w, ``(neurons, modes)``, times a gain; with an x, ``x @ H.T``.
 
     A network of ordinary size spends more time on starting operators than in them, a large one on moving weights from
-    memory. So there are five operators each way, in place where possible, on blocks of rows that stay in the cache.
+    memory. So the derivative is written out, operators are few and in place, and they work on blocks of rows that stay
+    in the cache. With the midpoint ``m_i = sum_{j>i} w_j^2 + w_i^2 / 2`` and ``b_i = w_i^2``
+
+        H_i = scale w_i (1 + slope t_i),    dt = (1 + rate_m p) dm + (rate_b q) db,
+
+    where t, p and q are tensors: (m, 0, 0) where couplings are weak, (m + .. m^2 + .. b^2, m, b) where they are not so
+    weak, and sums of series otherwise.
     """
 
     @staticmethod
-    def forward(ctx, w: Tensor, constant: float, slope: float) -> Tensor:
-        h, strength = torch.empty_like(w), torch.empty_like(w)
-        for row, out, u in _blocks(w, h, strength):
-            square = row * row
-            prefix = square.cumsum(-1)
-            base = prefix[:, -1:] * slope + constant
-            # sum_{j>i} w_j^2 + w_i^2 / 2 = total - (prefix - square / 2)
-            torch.add(base, prefix.sub_(square, alpha=0.5), alpha=-slope, out=u)
-            torch.mul(row, u, out=out)
-        ctx.save_for_backward(w, strength)
-        ctx.constant, ctx.slope = constant, slope
-        return h
+    def forward(ctx, w: Tensor, x: Tensor | None, parameters: SpinWaveParameters, gain: float) -> Tensor:
+        unit, scale, slope, bend, spread, steps = _expansion(parameters, w.shape[-1])
+        ctx.scale = scale = gain * scale
+        ctx.slope, ctx.parameters, ctx.gain, ctx.reach = slope, parameters, gain, 0.0
+        promised = 1e-11 if w.dtype == torch.float64 else 2e-6
+        h = torch.empty_like(w)
+        parts: list[Tensor | None] = []
+        ctx.rates = []
+        for row, out in _blocks(w, h):
+            b = row * row
+            prefix = b.cumsum(-1)
+            total = prefix[:, -1:]
+            reach = seen(total.amax())
+            if reach is None:
+                raise _TooStrong
+            reach *= unit
+            _check_finite(reach)
+            ctx.reach = max(ctx.reach, reach)
+            if reach**2 * steps[0] < promised:
+                t, p, q = torch.sub(total, prefix).add_(b, alpha=0.5), None, None
+                ctx.rates.append((0.0, 0.0))
+            elif reach**3 * (steps[1] + reach * steps[2]) < promised:
+                p, q = torch.sub(total, prefix).add_(b, alpha=0.5), b
+                t = torch.addcmul(p, p, p, value=bend).addcmul_(b, b, value=spread)
+                ctx.rates.append((2 * bend, 2 * spread))
+            else:
+                t, p, q = _sum_series(row, b, unit, parameters, reach)
+                ctx.rates.append((1.0, 1.0))
+            torch.addcmul(row, row, t, value=slope, out=out).mul_(scale)
+            parts += [t, p, q]
+        ctx.save_for_backward(w, x, h, *parts)
+        return h if x is None else x.mm(h.t())
 
     @staticmethod
     def backward(ctx, grad):
-        w, strength = ctx.saved_tensors
+        w, x, h, *parts = ctx.saved_tensors
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             # a derivative of the derivative, or many at once: let autograd do the formula as it stands
             with torch.enable_grad():
-                square = w * w
-                prefix = square.cumsum(-1)
-                h = w * (ctx.constant + ctx.slope * (prefix[:, -1:] - prefix + square / 2))
-            return torch.autograd.grad(h, w, grad, create_graph=True)[0], None, None
-        parts = []  # joined at the end: a batched gradient could not be written into a plain tensor
-        for row, g, u in _blocks(w, grad, strength):
-            share = g * row
-            prefix = share.cumsum(-1).sub_(share, alpha=0.5)
-            parts.append((g * u).addcmul_(row, prefix, value=2 * ctx.slope))
-        return parts[0] if len(parts) == 1 else torch.cat(parts), None, None
+                h = ctx.gain * _continuum(w, ctx.parameters, ctx.reach)
+                output = h if x is None else x.mm(h.t())
+            wanted = [tensor for tensor, needed in zip((w, x), ctx.needs_input_grad, strict=False) if needed]
+            found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
+            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:2]), None, None
+
+        of_x = grad.mm(h) if ctx.needs_input_grad[1] else None
+        if not ctx.needs_input_grad[0]:
+            return None, of_x, None, None
+        g = ctx.scale * grad if x is None else torch.addmm(h, grad.t(), x, beta=0, alpha=ctx.scale)
+        of_w = []  # joined at the end: a batched gradient could not be written into a plain tensor
+        for number, (row, g_row) in enumerate(_blocks(w, g)):
+            t, p, q = parts[3 * number : 3 * number + 3]
+            rate_m, rate_b = ctx.rates[number]
+            share = g_row * row
+            along = share if p is None else torch.addcmul(share, share, p, value=rate_m)
+            before = along.cumsum(-1).sub_(along, alpha=0.5)
+            if q is not None:
+                before.addcmul_(share, q, value=rate_b)
+            of_w.append(torch.addcmul(g_row, g_row, t, value=ctx.slope).addcmul_(row, before, value=2 * ctx.slope))
+        return of_w[0] if len(of_w) == 1 else torch.cat(of_w), of_x, None, None
 
 
 def _blocks(*tensors: Tensor):
@@ -236,6 +304,112 @@ def _blocks(*tensors: Tensor):
     if neurons <= rows:
         return (tensors,)
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+
+
+def _sum_series(
+    row: Tensor, square: Tensor, unit: float, parameters: SpinWaveParameters, reach: float
+) -> tuple[Tensor, ...]:
+    """t, ``dt/dm - 1`` and ``dt/db`` of :class:`_Closed` as polynomials in m and b: each ``(neurons, modes)``."""
+    exponents = _exponent(reach), _exponent(square.amax().item() * unit)
+    readout, phase = parameters.readout_coupling, parameters.stark_phase
+    served = reach <= _SERIES_REACH[row.dtype] and _majorant(exponents[1], phase) <= _LARGEST_MAJORANT[row.dtype]
+    if not served:
+        if row.dtype == torch.float64:
+            raise _TooStrong
+        parts = _sum_series(row.double(), square.double(), unit, parameters, reach)
+        return tuple(part.to(row.dtype) for part in parts)
+    m = square.flip(-1).cumsum(-1).flip(-1).sub_(square, alpha=0.5)  # from the last on: nothing large is subtracted
+    table = _polynomial(*exponents, readout, phase, row.dtype, row.device)  # (3, powers of b, powers of m)
+    of_m = _powers(m.mul_(unit / 2.0 ** (exponents[0] - 1)).sub_(1).reshape(-1), table.shape[2])
+    of_b = _powers(square.reshape(-1) * (unit / 2.0 ** exponents[1]), table.shape[1])
+    sums = (table.flatten(0, 1) @ of_m).view(3, *of_b.shape).mul_(of_b).sum(1)
+    _, first, _ = _derivatives_at_zero(readout)
+    sums[0] /= unit * first
+    sums[1:] /= first
+    sums[1] -= 1
+    return tuple(sums.view(3, *row.shape))
+
+
+def _powers(base: Tensor, count: int) -> Tensor:
+    """``base^0 .. base^(count - 1)``, ``(count, elements)``, in a number of operators that grows with log(count)."""
+    powers = base.new_empty(count, len(base))
+    powers[0] = 1
+    if count > 1:
+        powers[1] = base
+    known = 2
+    while known < count:
+        more = min(known - 1, count - known)
+        torch.mul(powers[1 : 1 + more], powers[known - 1], out=powers[known : known + more])
+        known += more
+    return powers
+
+
+def _terms_in_b(exponent: int, phase: float):
+    """What the powers 0, 1, 2, .. of b contribute to the integral at most, for b up to 2^exponent.
+
+    With m at the middle of the interval ``F(A + b u) = sum_n F^(n)(m) (b v)^n / n!`` with ``|v| <= 1/2`` and
+    ``|F^(n)| <= 2 / n!``, times the series of the cosine.
+    """
+    b, power = 2.0**exponent, 0
+    while True:
+        yield sum(
+            2 * (b / 2) ** n * (b * phase) ** (power - n) / (math.factorial(n) ** 2 * math.factorial(power - n))
+            for n in range(power, -1, -2)
+        )
+        power += 1
+
+
+def _majorant(exponent: int, phase: float) -> float:
+    """Sum of the terms in b: how much larger than the integral the terms are that cancel in it."""
+    b = 2.0**exponent
+    # sum (b / 2)^n / n!^2 is a Bessel function
+    return 2 * float(np.i0(math.sqrt(2 * b))) * math.cosh(b * phase) if b * max(1.0, abs(phase)) < 100 else math.inf
+
+
+@lru_cache(maxsize=256)
+def _polynomial(
+    exponent_m: int, exponent_b: int, readout: float, phase: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The integral over u, ``I(m, b) - F(0)``, and its derivatives in m and b as polynomials.
+
+    For m and b up to powers of two: coefficients ``(3, powers of b / 2^exponent_b, powers of m / r - 1)``, where r
+    is half of the largest m. With v = u - 1/2,
+
+        I = sum_n F^(n)(m) b^n / n! sum_k (-1)^k (phase b)^2k / (2k)! int v^n (1/2 - v)^2k dv.
+    """
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    b, radius = 2.0**exponent_b, 2.0 ** (exponent_m - 1)
+    count = 2
+    for power, size in enumerate(_terms_in_b(exponent_b, abs(phase))):
+        if size * (power + 1) > tolerance:  # the derivative in b has a factor of its own
+            count = max(count, power + 2)
+        elif power > count + 2:
+            break
+    terms = len(_difference_series(exponent_m, readout, tolerance)) + 2
+    taylor = [  # of F at the centre, in powers of c / radius - 1
+        (-1) ** k * _difference(k, torch.tensor([radius], dtype=torch.float64), readout).item() / math.factorial(k)
+        for k in range(terms + count + 1)
+    ]
+    v, weights = np.polynomial.legendre.leggauss(count + 4)
+    v, weights = v / 2, weights / 2
+    table = np.zeros((3, count, terms))
+    for n in range(count):
+        derivatives = [  # of F^(n) and F^(n+1)
+            np.array(
+                [taylor[j + k] * math.factorial(j + k) / math.factorial(j) * radius**j for j in range(terms)]
+            )
+            for k in (n, n + 1)
+        ]
+        for k in range((count - n + 1) // 2):
+            power = n + 2 * k
+            moment = (weights * v**n * (0.5 - v) ** (2 * k)).sum() / (math.factorial(n) * math.factorial(2 * k))
+            factor = (-1) ** k * phase ** (2 * k) * moment * b**power
+            table[0, power] += factor * derivatives[0]
+            table[1, power] += factor * derivatives[1]
+    table[2, :-1] = table[0, 1:] * np.arange(1, count)[:, None] / b
+    table[0, 0, 0] -= _derivatives_at_zero(readout)[0]
+    with torch.inference_mode(False):  # kept for later calls, which may record gradients
+        return torch.from_numpy(table).to(device, dtype)
 
 
 def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -> Tensor:

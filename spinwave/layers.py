@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .effective import check_model, compute
+from .effective import check_model, compute, is_plain, project
 from .parameters import SpinWaveParameters
 
 
@@ -62,6 +62,7 @@ class SpinWaveLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.register_buffer("gain", torch.ones((), device=device, dtype=dtype))
+        self._kept: tuple[tuple, Tensor] | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -74,9 +75,25 @@ class SpinWaveLinear(nn.Module):
         self.gain.copy_(h.square().sum(-1).mean().rsqrt())
 
     def effective_weight(self) -> Tensor:
-        """The matrix of the layer, gain included: ``(out_features, in_features)``, differentiable."""
-        look = self.weight.device.type == "cpu"
-        return compute(self.weight, self.physics, self.model, look, self.gain)
+        """The matrix of the layer, gain included: ``(out_features, in_features)``, differentiable.
+
+        While gradients are not recorded it is worked out once and kept until the weights, the gain or the physics
+        change, or the layer is used with gradients. PyTorch does not count changes through ``weight.data`` and by
+        fused optimisers: after one of these and before the next pass with gradients call :meth:`train` or ``eval``.
+        """
+        weight, gain = self.weight, self.gain
+        look = weight.device.type == "cpu"
+        if torch.is_grad_enabled() or not is_plain(weight) or weight.is_inference():
+            return compute(weight, self.physics, self.model, look, gain)
+        state = weight._version, weight.data_ptr(), gain._version, gain.data_ptr(), weight.dtype, self.physics
+        if self._kept is None or self._kept[0] != state:
+            self._kept = state, compute(weight, self.physics, self.model, look, gain)
+        return self._kept[1]
+
+    def train(self, mode: bool = True) -> "SpinWaveLinear":
+        """As :meth:`torch.nn.Module.train`; the matrix kept for evaluation is worked out anew."""
+        self._kept = None
+        return super().train(mode)
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:
@@ -98,7 +115,16 @@ class SpinWaveLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
-        return F.linear(x, self.effective_weight(), self.bias)
+        bias = self.bias
+        if torch.is_grad_enabled() and self._kept is not None:
+            self._kept = None
+        # The short way knows this class's own physics; a subclass may have another effective_weight.
+        own = type(self).effective_weight is SpinWaveLinear.effective_weight
+        if own and bias is None and self.model == "continuum" and torch.is_grad_enabled():
+            y = project(x, self.weight, self.physics, self.gain)
+            if y is not None:
+                return y
+        return F.linear(x, self.effective_weight(), bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.physics}, model={self.model!r}"

@@ -256,8 +256,6 @@ def test_weak_couplings_are_exact_where_they_are_taken(shape):
     """The largest case spans several blocks of rows."""
     physics = SpinWaveParameters(coupling_total=0.02 * shape[1] ** 0.5)
     w, g = random(*shape, dtype=torch.float32).requires_grad_(), random(*shape, seed=1, dtype=torch.float32)
-    total = (w * physics.mode_coupling(shape[1])).square().sum(-1).max().item()
-    assert effective._is_weak(total, physics, w.dtype)
     exact = w.detach().double().requires_grad_()
     h, h_exact = effective_weights(w, physics), effective_weights(exact, physics)
     assert (h - h_exact).abs().max() < 1e-6 * h_exact.abs().max()
@@ -265,23 +263,44 @@ def test_weak_couplings_are_exact_where_they_are_taken(shape):
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_weak_limit_is_continuous_with_the_rest():
-    physics = SpinWaveParameters(coupling_total=3.0)
-    for dtype, limit in ((torch.float32, 2e-6), (torch.float64, 2e-11)):
-        w = random(10, dtype=dtype)
-        total = (w * 0.3).square().sum().item()
-        largest = math.sqrt((1e-11 if dtype == torch.float64 else 1e-6) / (1 + 0.6**2 / 8))
-        inside = w * math.sqrt(0.99 * largest / total)
-        assert effective._is_weak((inside * 0.3).square().sum().item(), physics, dtype)
-        exact = effective._continuum(inside.double(), physics, total)
-        assert (effective_weights(inside, physics) - exact).abs().max() < limit * exact.abs().max()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("readout", [0.05, 2.0, 10.0])
+@pytest.mark.parametrize("detuning", [0.0, 6000.0, -60_000.0])
+def test_every_way_of_summing_agrees_with_the_integral(monkeypatch, dtype, readout, detuning):
+    """From couplings for which F is a straight line to those that only Bessel functions serve: values and gradients."""
+    series, calls = effective._sum_series, []
+    monkeypatch.setattr(effective, "_sum_series", lambda *args: calls.append(1) or series(*args))
+    for coupling_total in (0.02, 0.2, 0.6, 2.0, 6.0, 20.0, 60.0, 200.0):
+        physics = SpinWaveParameters(coupling_total, readout, detuning=detuning)
+        w, g = random(3, 50).clamp(-1.2, 1.2).to(dtype), random(3, 50, seed=1).to(dtype)
+        exact = w.double().requires_grad_()
+        h_exact = effective._continuum(exact, physics, 1000.0)  # too large a sum for any series
+        (expected,) = torch.autograd.grad(h_exact, exact, g.double())
+        w.requires_grad_()
+        h = effective_weights(w, physics)
+        (found,) = torch.autograd.grad(h, w, g)
+        limit = 1e-10 if dtype == torch.float64 else 1e-5
+        assert (h - h_exact).abs().max() < limit * h_exact.abs().max()
+        assert (found - expected).abs().max() < 2 * limit * expected.abs().max()
+    assert calls
 
 
-def test_derivatives_of_the_weak_form():
-    """With a slope far above any weak one, so that every term counts; batched gradients as jacobians ask for them."""
-    w = random(3, 5).requires_grad_()
-    assert torch.autograd.gradcheck(lambda w: effective._Weak.apply(w, 0.3, -0.7), w, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(lambda w: effective._Weak.apply(w, 0.3, -0.7), w)
+@pytest.mark.parametrize(("coupling_total", "served"), [(1e-4, True), (0.02, True), (3.0, True), (60.0, False)])
+def test_derivatives_written_out(coupling_total, served):
+    """Straight line, parabola, series, Bessel functions; batched gradients as jacobians ask for them."""
+    physics = SpinWaveParameters(coupling_total, 2.0)
+    w, x = random(3, 5).requires_grad_(), random(4, 5, seed=1).requires_grad_()
+    gain = 1 / effective_weights(w.detach(), physics).abs().max()  # gradcheck's tolerances are absolute
+
+    def neurons(w, x):
+        return effective.project(x, w, physics, gain)
+
+    if not served:
+        assert neurons(w, x) is None
+        return
+    assert torch.equal(neurons(w, x), x.mm(effective.compute(w, physics, "continuum", True, gain).T))
+    assert torch.autograd.gradcheck(neurons, (w, x), check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(neurons, (w, x))
 
 
 # ---- bad input

@@ -9,6 +9,7 @@ from spinwave import (
     SpinWaveMLP,
     SpinWaveParameters,
     effective_weights,
+    layers,
     load_mnist,
     neuron,
 )
@@ -103,7 +104,72 @@ def test_autocast_runs_the_product_in_16_bits_and_h_in_32(model):
         y = layer(x)
         h = layer.effective_weight()
     assert y.dtype == torch.bfloat16
-    assert torch.equal(h, layer.gain * effective_weights(layer.weight, PHYSICS, model))
+    assert torch.equal(h, layer.effective_weight())
+    assert torch.allclose(h, layer.gain * effective_weights(layer.weight, PHYSICS, model), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6), (0, 6)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_output_is_the_product_with_the_effective_weight_bit_for_bit(model, shape, bias):
+    torch.manual_seed(0)
+    layer = SpinWaveLinear(6, 4, PHYSICS, model, bias=bias)
+    x = torch.randn(shape).requires_grad_()
+    y, expected = layer(x), torch.nn.functional.linear(x, layer.effective_weight(), layer.bias)
+    assert torch.equal(y, expected)
+    for found, wanted in zip(
+        torch.autograd.grad(y.sin().sum(), (x, layer.weight)),
+        torch.autograd.grad(expected.sin().sum(), (x, layer.weight)),
+        strict=True,
+    ):
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_a_subclass_with_other_physics_is_asked_for_it():
+    class DotProduct(SpinWaveLinear):
+        def effective_weight(self):
+            return self.gain * self.weight
+
+    layer, x = DotProduct(6, 4), torch.randn(3, 6)
+    assert torch.equal(layer(x), x @ (layer.gain * layer.weight).T)
+
+
+def test_evaluation_keeps_the_effective_weight_until_something_changes(model, monkeypatch):
+    torch.manual_seed(0)
+    layer, x = SpinWaveLinear(6, 4, PHYSICS, model), torch.randn(3, 6)
+    calls, original = [], layers.compute
+    monkeypatch.setattr(layers, "compute", lambda *args, **more: calls.append(1) or original(*args, **more))
+
+    def check(expected_calls):
+        calls.clear()  # of the change before
+        with torch.no_grad():
+            assert torch.equal(layer(x), layer(x))
+            assert len(calls) == expected_calls
+            assert torch.equal(layer(x), x @ original(layer.weight, layer.physics, model, True, layer.gain).T)
+
+    check(1)
+    check(0)
+    with torch.no_grad():
+        layer.weight.add_(0.1)
+    check(1)
+    layer.gain *= 2
+    check(1)
+    layer.physics = SpinWaveParameters(coupling_total=1.0, points=15)
+    check(1)
+    layer.load_state_dict(SpinWaveLinear(6, 4, PHYSICS, model).state_dict())
+    check(1)
+    layer.weight = torch.nn.Parameter(torch.randn(4, 6))
+    check(1)
+    layer.weight.data.add_(1)
+    layer.eval()
+    check(1)
+    # fused optimisers change weights behind the back of the version counter
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)
+    layer(x).square().mean().backward()
+    optimizer.step()
+    check(1)
+    with torch.inference_mode():
+        assert torch.equal(layer(x), x @ layer.effective_weight().T)
+    layer(x).sum().backward()
 
 
 @pytest.mark.slow
