@@ -43,6 +43,9 @@ _UNSEEN_SQUARED_COUPLING = 25.0
 # Largest sum of squares for which F is summed as a Taylor series: beyond, cancellation costs the promised digits.
 _SERIES_REACH = {torch.float32: 64.0, torch.float64: 256.0}
 
+# Sums of squares up to 2^this keep the row of the grid model in few dimensions.
+_MOST_REDUCED = 6
+
 # Largest ratio of terms that cancel to their sum for which the integral is summed as a power series.
 _LARGEST_MAJORANT = {torch.float32: 12.0, torch.float64: 5e3}
 
@@ -516,25 +519,26 @@ def _gauss(m: int) -> tuple[list[float], list[float]]:
 
 
 def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tensor:
-    modes, points = w.shape[-1], parameters.points
+    modes = w.shape[-1]
     a = (w * parameters.mode_coupling(modes)).reshape(-1, modes)  # (neurons, modes)
     b = a.square()
     limit = seen(b.detach().amax()) if look else None
+    exponent_total = None
     if limit is not None:
         _check_finite(limit)
+        exponent_total = _exponent(seen(b.detach().sum(-1).amax()))
     exponent = _exponent(_UNSEEN_SQUARED_COUPLING if limit is None else limit)
-    row, partial, read_in = _grid_tables(exponent, parameters, w.dtype, w.device)
+    row, partial, read_in = _grid_tables(exponent, exponent_total, parameters, w.dtype, w.device)
 
-    terms = partial.shape[1] // points
     # M(a) = b sum_m T_m(b) S_m, one GEMM a mode for all terms of all neurons
-    strengths = b.unsqueeze(-1) * _chebyshev(b, exponent, terms)  # (neurons, modes, terms)
-    r = row.expand(len(a), points)  # (neurons, points)
+    terms = len(partial) // len(row)
+    strengths = (b.unsqueeze(-1) * _chebyshev(b, exponent, terms)).unsqueeze(-1).unbind(1)  # (neurons, terms, 1) each
+    r = row.expand(len(a), -1)  # (neurons, size)
     rows = []
     for i in reversed(range(modes)):
         rows.append(r)
         if i:
-            products = (r @ partial).view(-1, terms, points)
-            r = r - (strengths[:, i, None] @ products).squeeze(1)
+            r = torch.addmm(r, (strengths[i] * r.unsqueeze(1)).flatten(1), partial, alpha=-1)
     overlaps = torch.stack(rows[::-1], 1) @ read_in  # (neurons, modes, terms of the read-in)
     h = a * (overlaps * _chebyshev(b, exponent, read_in.shape[1])).sum(-1)
     if limit is None:
@@ -554,19 +558,42 @@ def _chebyshev(b: Tensor, exponent: int, terms: int) -> Tensor:
 @lru_cache(maxsize=32)
 @_constant
 def _grid_tables(
-    exponent: int, parameters: SpinWaveParameters, dtype: torch.dtype, device: torch.device
+    exponent: int, exponent_total: int | None, parameters: SpinWaveParameters, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Kernels of the grid model for squared couplings b <= 2^exponent, as Chebyshev series in b.
 
-    Returns the read-out row ``(points,)``, the partial read-outs S_m side by side ``(points, terms * points)`` with
-    ``M(a) = b sum_m T_m S_m``, and the read-in vectors G_m ``(points, terms)`` with ``Re g(a) = a sum_m T_m G_m``.
+    Returns the read-out row ``(size,)``, the partial read-outs S_m one below the other ``(terms * size, size)`` with
+    ``M(a) = b sum_m T_m S_m``, and the read-in vectors G_m ``(size, terms)`` with ``Re g(a) = a sum_m T_m G_m``. Where
+    the squares of a neuron are known to sum up to 2^exponent_total at most, these are coordinates in the few
+    dimensions that the row then visits; otherwise, size is the number of grid points.
     """
     with torch.inference_mode(False):  # kept for later calls, which may record gradients
-        return _make_grid_tables(exponent, parameters, dtype, device)
+        row, partial, read_in = _make_grid_tables(exponent, parameters, dtype)
+        if exponent_total is not None and exponent_total <= _MOST_REDUCED:
+            basis = _visited(row, partial, 2.0**exponent_total, _tolerance(dtype) / 10)  # (size, points)
+            row, partial, read_in = basis @ row, basis @ partial @ basis.T, basis @ read_in
+        return tuple(table.to(device, dtype) for table in (row, partial.flatten(0, 1), read_in))  # type: ignore
+
+
+def _visited(row: Tensor, partial: Tensor, total: float, tolerance: float) -> Tensor:
+    """Orthonormal rows that span what ``row (I - M_n) .. (I - M_i)`` can become, for squares that sum up to total.
+
+    A product of p partial read-outs enters with a sum over ordered p-tuples of modes, at most ``total^p / p!``.
+    """
+    def principal(rows: Tensor) -> Tensor:
+        _, sizes, directions = torch.linalg.svd(rows, full_matrices=False)
+        kept = sizes > tolerance * row.norm()
+        return sizes[kept, None] * directions[kept]
+
+    level, levels = row[None], [row[None]]
+    while len(level):
+        level = principal((level @ partial).flatten(0, 1) * (total / len(levels)))
+        levels.append(level)
+    return torch.nn.functional.normalize(principal(torch.cat(levels)))
 
 
 def _make_grid_tables(
-    exponent: int, parameters: SpinWaveParameters, dtype: torch.dtype, device: torch.device
+    exponent: int, parameters: SpinWaveParameters, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     points, readout = parameters.points, parameters.readout_coupling
     z, q = grid(points)
@@ -588,8 +615,7 @@ def _make_grid_tables(
     toeplitz = index[:, None] - index + points - 1
     partial_terms = _interpolate(partial, exponent, tolerance)[:, toeplitz] * q  # (terms, points, points)
     read_in_terms = _interpolate(read_in, exponent, tolerance)
-    tables = row, partial_terms.transpose(0, 1).reshape(points, -1), read_in_terms.T
-    return tuple(table.to(device, dtype) for table in tables)  # type: ignore[return-value]
+    return row, partial_terms, read_in_terms.T
 
 
 def _interpolate(function, exponent: int, tolerance: float) -> Tensor:
