@@ -3,6 +3,7 @@
 from . import bessel, ladder
 from .data import load_mnist
 from .effective import effective_weights, neuron
+from .ensemble import fit_ensemble
 from .layers import SpinWaveLinear, SpinWaveMLP
 from .parameters import SpinWaveParameters
 from .training import Diverged, evaluate, fit, load_checkpoint
@@ -16,6 +17,7 @@ __all__ = [
     "effective_weights",
     "evaluate",
     "fit",
+    "fit_ensemble",
     "ladder",
     "load_checkpoint",
     "load_mnist",

@@ -90,12 +90,7 @@ def fit(
             can compute. The checkpoint of the last good epoch is kept; ``model`` is left as it is.
         OSError: a checkpoint could not be written; the one before it is kept.
     """
-    for name, number in (("epochs", epochs), ("batch_size", batch_size)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {number!r}")
-    check_seed(seed)
-    if not (isinstance(learning_rate, int | float) and 0 < learning_rate < math.inf):
-        raise ValueError(f"learning_rate must be positive and finite, got {learning_rate!r}")
+    check_recipe(epochs, batch_size, learning_rate, seed)
     if out is not None and not isinstance(model, SpinWaveMLP):
         raise ValueError(f"a run with out must train a SpinWaveMLP, got {type(model).__name__}")
     if resume and out is None:
@@ -146,7 +141,7 @@ def fit(
         with tqdm(total=epochs * steps, initial=len(history) * steps, unit="step", disable=not progress) as bar:
             for epoch in range(len(history), epochs):
                 begin = time.perf_counter()
-                order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+                order = shuffled(len(images), seed, epoch)
                 total = torch.zeros((), device=device)
                 try:
                     for step, index in enumerate(order.to(device).split(batch_size)):
@@ -218,6 +213,11 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int =
     }
 
 
+def shuffled(images: int, seed: int, epoch: int) -> Tensor:
+    """Order in which an epoch sees the images, ``(images,)`` int64: the same on every machine."""
+    return torch.randperm(images, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+
 def one_cycle(progress: float) -> float:
     """Learning rate as a fraction of its peak: up from 1/25 over the first 30 %, then down to zero, on cosines.
 
@@ -243,6 +243,16 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
         here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ValueError(f"device must be one of {', '.join(here)} here, got {device!r} ({_reason(error)})") from None
     return chosen
+
+
+def check_recipe(epochs: int, batch_size: int, learning_rate: float, seed: int) -> None:
+    """Raise a ValueError unless a training can be asked for with these."""
+    for name, number in (("epochs", epochs), ("batch_size", batch_size)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name} must be an integer >= 1, got {number!r}")
+    check_seed(seed)
+    if not (isinstance(learning_rate, int | float) and 0 < learning_rate < math.inf):
+        raise ValueError(f"learning_rate must be positive and finite, got {learning_rate!r}")
 
 
 def check_seed(seed: int) -> None:
