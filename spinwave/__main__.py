@@ -16,6 +16,7 @@ from .data import DATASETS, load_mnist
 from .effective import MODELS
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
+from .scaling import run as run_scaling
 from .training import (
     CHECKPOINT,
     Diverged,
@@ -128,6 +129,11 @@ def _parser() -> argparse.ArgumentParser:
     bench_parser.add_argument("--networks", nargs="+", metavar="SIZES", help="layer sizes (100-100-10 784-1000-10)")
     bench_parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
     bench_parser.add_argument("--repeat", type=int, metavar="N", help="timings of each pass (5)")
+    bench_parser.add_argument(
+        "--scaling",
+        action="store_true",
+        help="measure training steps instead, from a thousand to ten million weights, beside nn.Linear",
+    )
     bench_parser.add_argument("--quick", action="store_true", help="rungs and nn.Linear only, in under a minute")
     bench_parser.add_argument("--name", help="name of the results, replaced if there (the device, or quick)")
     bench_parser.add_argument(
@@ -234,10 +240,17 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _bench(options: argparse.Namespace) -> None:
     device = choose_device(options.device)
-    name = options.name or ("quick" if options.quick else device.type)
+    name = options.name or ("quick" if options.quick else device.type) + ("-scaling" if options.scaling else "")
     if Path(name).name != name:
         raise ValueError(f"--name must be a file name without folders, got {name!r}")
     file = options.out / f"{name}.json"
+    if options.scaling:
+        if options.rungs or options.batch or options.networks or options.quick:
+            raise ValueError("--scaling has a plan of its own: expected none of --rungs, --batch, --networks, --quick")
+        options.out.mkdir(parents=True, exist_ok=True)
+        run_scaling(file, device=device, repeat=options.repeat)
+        print(f"\nResults are in {file}.")
+        return
     results = run_bench(
         file,
         contenders=options.rungs,

@@ -287,8 +287,7 @@ class _Closed(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, of_x, None, None
         g = ctx.scale * grad if x is None else torch.addmm(h, grad.t(), x, beta=0, alpha=ctx.scale)
-        of_w = []  # joined at the end: a batched gradient could not be written into a plain tensor
-        for number, (row, g_row) in enumerate(_blocks(w, g)):
+        for number, (row, g_row) in enumerate(_blocks(w, g)):  # g turns into the gradient of w
             t, p, q = parts[3 * number : 3 * number + 3]
             rate_m, rate_b = ctx.rates[number]
             share = g_row * row
@@ -296,8 +295,8 @@ class _Closed(torch.autograd.Function):
             before = along.cumsum(-1).sub_(along, alpha=0.5)
             if q is not None:
                 before.addcmul_(share, q, value=rate_b)
-            of_w.append(torch.addcmul(g_row, g_row, t, value=ctx.slope).addcmul_(row, before, value=2 * ctx.slope))
-        return of_w[0] if len(of_w) == 1 else torch.cat(of_w), of_x, None, None
+            g_row.addcmul_(g_row, t, value=ctx.slope).addcmul_(row, before, value=2 * ctx.slope)
+        return g, of_x, None, None
 
 
 def _blocks(*tensors: Tensor):
