@@ -65,9 +65,10 @@ def effective_weights(
 
     Returns:
         H of the shape, dtype and device of ``w``. Error at most 1e-10 (float64) or 1e-5 (float32) of the largest
-        ``|H|`` for couplings ``|a| <= 5`` per mode; 16-bit types are computed in float32 and rounded. Stronger
-        couplings are served too, except inside torch.compile and torch.func.vmap, where the values of ``w`` cannot
-        be looked at and such a coupling gives NaN.
+        ``|H|`` for couplings ``|a| <= 5`` per mode; where read-outs and Stark phases leave next to nothing of any H,
+        of ``max |a| (1 - C_0(R^2)) / R``, which it is without them. 16-bit types are computed in float32 and rounded.
+        Stronger couplings are served too, except inside torch.compile and torch.func.vmap, where the values of ``w``
+        cannot be looked at and such a coupling gives NaN.
 
     Raises:
         ValueError: ``w`` is not a real floating-point tensor, is empty, has no mode axis or is not finite; the
