@@ -22,7 +22,9 @@ The kernels are those of Nunn et al., Phys. Rev. A 75, 011401(R) (2007).
 """
 
 import math
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -47,9 +49,12 @@ _SERIES_REACH = {torch.float32: 64.0, torch.float64: 256.0}
 _MOST_TERMS = 1024
 
 
-def _constant(function):
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _constant(function: _Function) -> _Function:
     """``torch.compiler.assume_constant_result`` without its import of the compiler, a second for every program."""
-    function._dynamo_marked_constant = True
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
@@ -180,7 +185,7 @@ def _weak_continuum(w: Tensor, parameters: SpinWaveParameters, gain: float) -> T
     scale = gain * MODE_NORMALISATION / parameters.readout_coupling * coupling
     value, derivative = _difference_at_zero(parameters.readout_coupling)
     rows = w if w.dim() == 2 else w.reshape(-1, w.shape[-1])
-    h = _Weak.apply(rows, scale * value, scale * coupling**2 * derivative)
+    h: Tensor = _Weak.apply(rows, scale * value, scale * coupling**2 * derivative)
     return h if w.dim() == 2 else h.view(w.shape)
 
 
@@ -199,7 +204,7 @@ class _Weak(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, w: Tensor, constant: float, slope: float) -> Tensor:
+    def forward(ctx: Any, w: Tensor, constant: float, slope: float) -> Tensor:
         h, strength = torch.empty_like(w), torch.empty_like(w)
         for row, out, u in _blocks(w, h, strength):
             square = row * row
@@ -213,7 +218,7 @@ class _Weak(torch.autograd.Function):
         return h
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         w, strength = ctx.saved_tensors
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             # a derivative of the derivative, or many at once: let autograd do the formula as it stands
@@ -230,7 +235,7 @@ class _Weak(torch.autograd.Function):
         return parts[0] if len(parts) == 1 else torch.cat(parts), None, None
 
 
-def _blocks(*tensors: Tensor):
+def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
     """The tensors' rows side by side, about 65 000 elements at a time."""
     neurons, modes = tensors[0].shape
     rows = max(1, 2**16 // modes)
@@ -245,7 +250,8 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
     b = a.square()
     inclusive = b.flip(-1).cumsum(-1).flip(-1)  # sum of b_j over j >= i
     later = F.pad(inclusive[..., 1:], (0, 1))  # A_i
-    limit = _UNSEEN_SQUARED_COUPLING if total is None else seen(b.detach().amax())
+    largest = None if total is None else seen(b.detach().amax())
+    limit = _UNSEEN_SQUARED_COUPLING if largest is None else largest
 
     readout = parameters.readout_coupling
     phase = parameters.stark_phase
@@ -272,7 +278,8 @@ def _difference(n: int, c: Tensor, readout: float) -> Tensor:
     if square > 1:
         return clifford(n, c) - clifford(n, c + square)
     # The mean of C_{n+1} over [c, c + R^2]; four nodes leave 2e-15 at R = 1.
-    return square * sum(weight * clifford(n + 1, c + node * square) for node, weight in zip(*_gauss(4), strict=True))
+    terms = [clifford(n + 1, c + node * square) * weight for node, weight in zip(*_gauss(4), strict=True)]
+    return sum(terms[1:], terms[0]) * square
 
 
 @lru_cache(maxsize=256)
@@ -408,7 +415,8 @@ def _make_grid_tables(
 
     def read_in(b: float) -> Tensor:
         kernel = clifford(0, b * torch.outer(z, 1 - z)) * torch.cos(b * parameters.stark_phase * z)
-        return MODE_NORMALISATION * kernel @ q
+        row: Tensor = MODE_NORMALISATION * kernel @ q
+        return row
 
     tolerance = _tolerance(dtype)
     index = torch.arange(points)
@@ -419,7 +427,7 @@ def _make_grid_tables(
     return tuple(table.to(device, dtype) for table in tables)  # type: ignore[return-value]
 
 
-def _interpolate(function, exponent: int, tolerance: float) -> Tensor:
+def _interpolate(function: Callable[[float], Tensor], exponent: int, tolerance: float) -> Tensor:
     """Chebyshev coefficients ``(terms, ...)`` of a function of b on [0, 2^exponent], cut at ``tolerance``."""
     terms = 8
     while terms <= _MOST_TERMS:
@@ -427,7 +435,7 @@ def _interpolate(function, exponent: int, tolerance: float) -> Tensor:
         samples = torch.stack([function(b) for b in ((angle.cos() + 1) * 2.0 ** (exponent - 1)).tolist()])
         cosines = torch.cos(torch.arange(terms, dtype=torch.float64)[:, None] * angle) * (2 / terms)
         cosines[0] /= 2
-        coefficients = torch.tensordot(cosines, samples, 1)
+        coefficients: Tensor = torch.tensordot(cosines, samples, 1)
         sizes = coefficients.flatten(1).abs().amax(1)
         needed = int((sizes > tolerance * sizes.max()).nonzero().max()) + 1
         if needed <= terms - 2:  # the tail was seen to be empty

@@ -82,7 +82,7 @@ class SpinWaveLinear(nn.Module):
     def fold(self) -> nn.Linear:
         """An ordinary linear layer with the same outputs: the physics of the present weights, worked out and fixed."""
         weight = self.effective_weight()
-        linear = nn.utils.skip_init(
+        linear: nn.Linear = nn.utils.skip_init(
             nn.Linear,
             self.in_features,
             self.out_features,
@@ -143,7 +143,8 @@ class SpinWaveMLP(nn.Module):
             self.layers.append(SpinWaveLinear(n_in, n_out, self.physics, model, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        y: Tensor = self.layers(x)
+        return y
 
     def fold(self) -> nn.Sequential:
         """The same network in ordinary linear layers, for use where this package is not: equal outputs, no physics."""

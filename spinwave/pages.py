@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,11 @@ def card(chapter: str, changes: str, before: str | None = None, after: str | Non
     if results is not None and after is not None:
         rows = select(results)
         names = [name for name in (before, after) if name is not None]
-        for label, cost in (
-            ("One digit, forward and backward", lambda row: in_seconds(statistics.median(seconds_per_digit(row)))),
-            ("Memory for it", lambda row: in_bytes(row["memory"]["step"])),
-        ):
+        costs: dict[str, Callable[[dict[str, Any]], str]] = {
+            "One digit, forward and backward": lambda row: in_seconds(statistics.median(seconds_per_digit(row))),
+            "Memory for it": lambda row: in_bytes(row["memory"]["step"]),
+        }
+        for label, cost in costs.items():
             values = [f"`{n}` " + ("not measured" if "skipped" in rows[n] else cost(rows[n])) for n in names]
             lines.append(f"| {label} | {' → '.join(values)} |")
         lines.append(f"| Measured on | {results['environment']['cpu']}, {results['environment']['threads']} threads |")

@@ -1,4 +1,5 @@
 import json
+import signal
 import warnings
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from spinwave import SpinWaveParameters
 
 # The tensors of tests are small, and threads that wait for each other on a busy machine cost a hundredfold.
 torch.set_num_threads(1)
+
+# A shell starts background jobs with SIGINT ignored, and with it everything that they start: Ctrl-C tests would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Case:

@@ -437,7 +437,7 @@ def running(tmp_path):
 def test_sigint_ends_the_process_with_130(running):
     process, run = running
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert f"Continue with: python -m spinwave train --resume --out {run}" in err
