@@ -433,6 +433,7 @@ def running(tmp_path):
     process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_sigint_ends_the_process_with_130(running):
     process, run = running
@@ -446,6 +447,7 @@ def test_sigint_ends_the_process_with_130(running):
     assert not list(run.glob(".*.tmp"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(training.fcntl is None, reason="no file locks")
 def test_second_training_in_a_folder_is_refused_until_the_first_is_killed(running, refused):
     process, run = running
