@@ -53,10 +53,8 @@ lint: $(STAMP)  ## check the code and the chapters with ruff, the types of the p
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-pdf: $(STAMP) $(CACHE)/.package  ## print the whole book into _build/book.pdf (needs Chromium)
-	@$(BIN)/jupyter-book build . --all -W -n --keep-going --builder singlehtml
-	@chromium --headless --no-sandbox --disable-gpu --no-pdf-header-footer --virtual-time-budget=120000 \
-	  --print-to-pdf=_build/book.pdf "file://$(CURDIR)/_build/singlehtml/index.html"
+pdf: book  ## print the book into _build/book.pdf (needs Chromium)
+	@$(BIN)/python chapters/make_pdf.py $(SITE) _build/book.pdf
 	@echo "The book: $(CURDIR)/_build/book.pdf"
 
 serve:  ## serve the built book on this machine (PORT=8000 chooses the port)

@@ -386,8 +386,8 @@ class _Panel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
 
 
 _STYLE: dict[str, Any] = {
-    "style": {"description_width": "23em"},
-    "layout": {"width": "42em", "max_width": "100%"},
+    "style": {"description_width": "26em"},
+    "layout": {"width": "45em", "max_width": "100%"},
     "continuous_update": True,
 }
 

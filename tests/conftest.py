@@ -1,12 +1,22 @@
+import functools
 import json
+import shutil
 import signal
+import threading
 import warnings
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from playwright.sync_api import sync_playwright
 
 from spinwave import SpinWaveParameters
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--no-first-run"),
+)
 
 # The tensors of tests are small, and threads that wait for each other on a busy machine cost a hundredfold.
 torch.set_num_threads(1)
@@ -46,3 +56,26 @@ def compile_whole():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield lambda function: torch.compile(function, fullgraph=True)
+
+
+def serve(folder):
+    """A server of the folder's files, in a thread."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.fail("this is tested in Chromium, and this machine has none: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()

@@ -1,20 +1,17 @@
 """The explorers in a real browser: what they compute, and how they behave under keyboard, finger and small screens."""
 
-import functools
 import json
 import math
 import re
 import shutil
-import threading
 from dataclasses import asdict
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import torch
-from conftest import CASES
-from playwright.sync_api import expect, sync_playwright
+from conftest import CASES, serve
+from playwright.sync_api import expect
 
 from spinwave import (
     SpinWaveMLP,
@@ -38,10 +35,6 @@ pytestmark = pytest.mark.slow
 SITE = Path(__file__).parent.parent / "_build" / "html"
 PLAYGROUND = "chapters/10_physics_playground.html"
 NAMES = ("spin_wave", "digits", "ladder")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--no-first-run"),
-)
 ROWS = [
     {"rung": "looped", "seconds_per_digit": 42.0, "device": "a CPU", "torch": "2.14"},
     {"rung": "continuum", "seconds_per_digit": 2e-5, "device": "a CPU", "torch": "2.14"},
@@ -56,7 +49,7 @@ html[data-theme=dark] body {{ background: #14181e; color: #ced6dd }}</style>
 </head><body><h1>Explorers</h1>{}</body></html>"""
 
 
-# ---- a site made of the widgets' own HTML, and a browser
+# ---- a site made of the widgets' own HTML
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +83,6 @@ def pages(network, test_digits):
     }
 
 
-def serve(folder):
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
 @pytest.fixture(scope="module")
 def site(pages, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
@@ -110,17 +93,6 @@ def site(pages, tmp_path_factory):
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        pytest.fail("the explorers are tested in Chromium, and this machine has none: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

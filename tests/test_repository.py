@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import nbformat
 import pytest
 import yaml
+from pypdf import PdfReader
 
 from spinwave import ladder, pages
 
@@ -132,3 +133,34 @@ def test_site_requests_nothing_from_another_host():
         addresses = re.findall(r"(?:url\(|@import\s+)[\"']?([^\"');\s]+)", text)
         elsewhere |= {(sheet.name, address) for address in addresses if urlsplit(address).netloc}
     assert not elsewhere
+
+
+@pytest.mark.slow
+def test_printed_site_keeps_figures_links_and_solutions(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "chapters")
+    from make_pdf import print_site
+
+    picture = (ROOT / "benchmarks" / "results" / "cpu-2-cores.png").read_bytes()
+    (tmp_path / "picture.png").write_bytes(picture)
+    (tmp_path / "one.html").write_text(
+        "<title>1</title><h1>First</h1><a href=two.html#answer>over</a> <a href=https://example.org>out</a>"
+        "<div class='toggle-hidden'><button class='toggle-button'></button><img src=picture.png alt=''></div>"
+        "<style>.toggle-hidden { height: 0; overflow: hidden } .toggle-hidden.open { height: auto }</style>"
+        "<script>for (const b of document.querySelectorAll('button'))"
+        "b.onclick = () => b.parentElement.classList.add('open')</script>"
+    )
+    (tmp_path / "two.html").write_text(
+        "<title>2</title><h1>Second</h1><a href=#answer>down</a><p style='height: 3000px'></p><p id=answer>42</p>"
+    )
+    print_site(tmp_path, ["one", "two"], tmp_path / "book.pdf")
+    book = PdfReader(tmp_path / "book.pdf")
+    assert [entry["/Title"] for entry in book.outline if not isinstance(entry, list)] == ["First", "Second"]
+    assert len(book.pages[0].images) == 1
+    links = [a.get_object() for page in book.pages for a in page.get("/Annots", ())]
+    targets = [
+        link["/A"]["/URI"] if "/A" in link else book.get_page_number(link["/Dest"][0].get_object()) for link in links
+    ]
+    last = len(book.pages) - 1
+    assert last >= 2
+    assert targets == [last, "https://example.org/", last]
+    assert "42" in book.pages[last].extract_text()
