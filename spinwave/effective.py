@@ -431,9 +431,11 @@ def _interpolate(function: Callable[[float], Tensor], exponent: int, tolerance: 
     """Chebyshev coefficients ``(terms, ...)`` of a function of b on [0, 2^exponent], cut at ``tolerance``."""
     terms = 8
     while terms <= _MOST_TERMS:
-        angle = (torch.arange(terms, dtype=torch.float64) + 0.5) * (math.pi / terms)
-        samples = torch.stack([function(b) for b in ((angle.cos() + 1) * 2.0 ** (exponent - 1)).tolist()])
-        cosines = torch.cos(torch.arange(terms, dtype=torch.float64)[:, None] * angle) * (2 / terms)
+        # Not as a tensor: inside torch.func.grad PyTorch 2.6 does not give its values away.
+        angles = [(k + 0.5) * math.pi / terms for k in range(terms)]
+        samples = torch.stack([function((math.cos(angle) + 1) * 2.0 ** (exponent - 1)) for angle in angles])
+        orders = torch.arange(terms, dtype=torch.float64)
+        cosines = torch.cos(torch.outer(orders, orders.new_tensor(angles))) * (2 / terms)
         cosines[0] /= 2
         coefficients: Tensor = torch.tensordot(cosines, samples, 1)
         sizes = coefficients.flatten(1).abs().amax(1)

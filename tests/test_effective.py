@@ -277,6 +277,7 @@ def test_weak_limit_is_continuous_with_the_rest():
         assert (effective_weights(inside, physics) - exact).abs().max() < limit * exact.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore:Please use `torch.vmap`:FutureWarning")  # by gradcheck of PyTorch 2.6
 def test_derivatives_of_the_weak_form():
     """With a slope far above any weak one, so that every term counts; batched gradients as jacobians ask for them."""
     w = random(3, 5).requires_grad_()
