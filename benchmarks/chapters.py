@@ -46,7 +46,8 @@ def main() -> None:
     if options.wheel:
         with tempfile.TemporaryDirectory() as folder:
             python = install_wheel(Path(folder))
-            subprocess.run([python, __file__, *names], check=True, cwd=folder)
+            elsewhere = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            subprocess.run([python, __file__, *names], check=True, cwd=folder, env=elsewhere)
         return
 
     surroundings = environment(choose_device())
