@@ -304,10 +304,10 @@ def open_folder(out: str | os.PathLike[str], resume: bool) -> Iterator[Path]:
         raise ValueError(f"resume expects a checkpoint at {folder / CHECKPOINT}, there is none")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / LOCK).touch()
+        lock = (folder / LOCK).open("a")
     except OSError as error:
         raise ValueError(f"the output folder {folder} cannot be written: {error.strerror}") from None
-    with open(folder / LOCK, "a") as lock:
+    with lock:
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -350,6 +352,34 @@ def test_full_disk_is_reported(stopped, monkeypatch, capsys):
     assert contents(stopped) == before
 
 
+@pytest.fixture
+def read_only(finished):
+    """A copy of `finished` in a folder that this process may not write to."""
+    base = Path(tempfile.mkdtemp())  # pytest's own is closed to other users
+    base.chmod(0o755)
+    run = shutil.copytree(finished, base / "run")
+    (run / ".lock").chmod(0o444)
+    run.chmod(0o555)
+    root = os.geteuid() == 0
+    if root:  # may write everywhere
+        os.seteuid(65534)
+    yield run
+    if root:
+        os.seteuid(0)
+    run.chmod(0o755)
+    shutil.rmtree(base)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX permissions")
+def test_read_only_run_is_evaluated_but_not_resumed(read_only, refused, capsys):
+    before = contents(read_only)
+    assert cli.main(["evaluate", str(read_only)]) == 0
+    assert "on 10000 images" in capsys.readouterr().out
+    assert "cannot be written: Permission denied" in refused(["train", "--resume", "--out", read_only])
+    assert "cannot be written: Permission denied" in refused(small(read_only / "below"))
+    assert contents(read_only) == before
+
+
 # ---- divergence
 
 
@@ -458,6 +488,36 @@ def test_second_training_in_a_folder_is_refused_until_the_first_is_killed(runnin
     process.communicate()
     assert load_checkpoint(run)[1]["history"]
     assert "cannot be resumed with other settings: epochs expected 100000, got 3" in refused(small(run, "--resume"))
+
+
+DIES = """
+import os, signal, sys
+import spinwave.__main__ as cli
+
+calls = []
+
+def die(*arguments, original=os.{name}):
+    calls.append(arguments)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments)
+
+os.{name} = die
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_process_killed_while_it_writes_the_second_checkpoint_keeps_the_first(finished, tmp_path, name):
+    assert python("-c", DIES.format(name=name), *small(tmp_path)).returncode == -signal.SIGKILL
+    assert (tmp_path / f".{CHECKPOINT}.tmp").exists()
+    assert len(load_checkpoint(tmp_path)[1]["history"]) == 1
+    assert cli.main(["train", "--resume", "--out", str(tmp_path)]) == 0
+    resumed, straight = load_file(tmp_path / CHECKPOINT), load_file(finished / CHECKPOINT)
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+    assert sorted(path.name for path in tmp_path.iterdir()) == WRITTEN
 
 
 def test_exit_code_reaches_the_shell():

@@ -98,6 +98,19 @@ def test_code_of_a_rung_in_a_chapter_is_the_packages_code():
     assert shown >= set(ladder.RUNGS)
 
 
+def test_package_executes_nothing_that_it_reads():
+    """Neither pickles, which loading can turn into code, nor code in text."""
+    for path in (ROOT / "spinwave").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = ast.unparse(node)
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert not re.search(r"\b(pickle|marshal|shelve|dill|joblib|yaml)\b", text), (path.name, text)
+            elif isinstance(node, ast.Call):
+                assert not re.match(r"(eval|exec|__import__|torch\.load|os\.system)\(", text), (path.name, text)
+                assert not re.match(r"np\.load\(", text) or "allow_pickle=False" in text, (path.name, text)
+                assert "shell=True" not in text, (path.name, text)
+
+
 def test_every_chapter_is_in_the_table_of_contents():
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
     listed = {chapter["file"] for part in toc["parts"] for chapter in part["chapters"]}
