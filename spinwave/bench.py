@@ -634,7 +634,6 @@ def _jax_passes(
     constants, series_0, series_1 = _kernels(x, weights, physics)
     z, q, row, step, distance, area = (jnp.asarray(t.cpu().numpy()) for t in constants)
 
-    @jax.checkpoint
     def mode(B: Any, amplitudes: tuple[Any, Any]) -> tuple[Any, None]:
         x_i, a = amplitudes
         b = a * a
@@ -643,7 +642,7 @@ def _jax_passes(
         return B + x_i * g - (b * step * _polynomial(series_1, b * distance)) @ B, None
 
     def neuron(x: Any, w: Any) -> Any:
-        B, _ = jax.lax.scan(mode, jnp.zeros_like(z), (x, w * physics.mode_coupling(len(w))))
+        B, _ = jax.lax.scan(jax.checkpoint(mode), jnp.zeros_like(z), (x, w * physics.mode_coupling(len(w))))
         return row @ B
 
     layer = jax.vmap(jax.vmap(neuron, (0, None)), (None, 0), out_axes=1)
