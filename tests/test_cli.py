@@ -380,6 +380,20 @@ def test_read_only_run_is_evaluated_but_not_resumed(read_only, refused, capsys):
     assert contents(read_only) == before
 
 
+@pytest.mark.parametrize(("message", "code"), [("not enough memory: 9 GB\nhint", 2), ("shapes differ", None)])
+def test_only_a_lack_of_memory_is_bad_input(finished, monkeypatch, capsys, message, code):
+    def fail(*args):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(cli, "evaluate", fail)
+    if code is None:  # a fault of the program keeps its traceback
+        with pytest.raises(RuntimeError, match=message):
+            cli.main(["evaluate", str(finished)])
+    else:
+        assert cli.main(["evaluate", str(finished)]) == code
+        assert capsys.readouterr().err == "spinwave: not enough memory: 9 GB\n"
+
+
 # ---- divergence
 
 

@@ -2,7 +2,9 @@
 
 import json
 
+import docutils.core
 import pytest
+from docutils import nodes
 
 from spinwave import pages
 
@@ -92,3 +94,12 @@ def test_damaged_results_are_refused(results):
     (results / pages.CPU_RESULTS).write_text("{")
     with pytest.raises(ValueError, match="not a whole file of benchmark results"):
         pages.card("one", "nothing", after="looped")
+
+
+def test_citations_become_plain_containers_that_links_still_find():
+    document = docutils.core.publish_doctree("See [A1]_.\n\n.. [A1] A book.")
+    (ids,) = [citation["ids"] for citation in document.findall(nodes.citation)]
+    pages._plain_citations(None, document, "bibliography")
+    assert not list(document.findall(nodes.citation))
+    (container,) = document.findall(nodes.container)
+    assert (container["ids"], container.astext()) == (ids, "A book.")
