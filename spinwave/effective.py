@@ -148,7 +148,8 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     tables are made for ``|a| <= 5``.
     """
     kind = w.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    # Tensors on "meta" have no autocast; asking torch.amp whether a device has breaks the graph of PyTorch 2.6.
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             return compute(w, parameters, model, look, gain)
     working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
@@ -357,7 +358,9 @@ def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tenso
     if limit is not None:
         _check_finite(limit)
     exponent = _exponent(_UNSEEN_SQUARED_COUPLING if limit is None else limit)
-    row, partial, read_in = _grid_tables(exponent, parameters, w.dtype, w.device)
+    row, partial, read_in = _grid_tables(
+        exponent, points, parameters.readout_coupling, parameters.steepness, parameters.stark_phase, w.dtype, w.device
+    )
 
     terms = partial.shape[1] // points
     # M(a) = b sum_m T_m(b) S_m, one GEMM a mode for all terms of all neurons
@@ -388,7 +391,13 @@ def _chebyshev(b: Tensor, exponent: int, terms: int) -> Tensor:
 @lru_cache(maxsize=32)
 @_constant
 def _grid_tables(
-    exponent: int, parameters: SpinWaveParameters, dtype: torch.dtype, device: torch.device
+    exponent: int,
+    points: int,
+    readout: float,
+    steepness: float,
+    phase: float,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Kernels of the grid model for squared couplings b <= 2^exponent, as Chebyshev series in b.
 
@@ -396,35 +405,33 @@ def _grid_tables(
     ``M(a) = b sum_m T_m S_m``, and the read-in vectors G_m ``(points, terms)`` with ``Re g(a) = a sum_m T_m G_m``.
     """
     with torch.inference_mode(False):  # kept for later calls, which may record gradients
-        return _make_grid_tables(exponent, parameters, dtype, device)
+        tables = _make_grid_tables(exponent, points, readout, steepness, phase, _tolerance(dtype))
+        return tuple(table.to(device, dtype) for table in tables)  # type: ignore[return-value]
 
 
 def _make_grid_tables(
-    exponent: int, parameters: SpinWaveParameters, dtype: torch.dtype, device: torch.device
+    exponent: int, points: int, readout: float, steepness: float, phase: float, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    points, readout = parameters.points, parameters.readout_coupling
     z, q = grid(points)
     row = q * (readout * clifford(0, readout**2 * torch.outer(1 - z, z)) @ q)
     spacing = z[1] - z[0]
     difference = spacing * torch.arange(1 - points, points, dtype=torch.float64)  # z - z', 2N - 1 values
-    step = causal_step(difference, parameters.steepness)
+    step = causal_step(difference, steepness)
     distance = difference.clamp(min=GRID_EDGE)
 
     def partial(b: float) -> Tensor:  # of one argument z - z'
         return step * clifford(1, b * distance)
 
     def read_in(b: float) -> Tensor:
-        kernel = clifford(0, b * torch.outer(z, 1 - z)) * torch.cos(b * parameters.stark_phase * z)
+        kernel = clifford(0, b * torch.outer(z, 1 - z)) * torch.cos(b * phase * z)
         row: Tensor = MODE_NORMALISATION * kernel @ q
         return row
 
-    tolerance = _tolerance(dtype)
     index = torch.arange(points)
     toeplitz = index[:, None] - index + points - 1
     partial_terms = _interpolate(partial, exponent, tolerance)[:, toeplitz] * q  # (terms, points, points)
     read_in_terms = _interpolate(read_in, exponent, tolerance)
-    tables = row, partial_terms.transpose(0, 1).reshape(points, -1), read_in_terms.T
-    return tuple(table.to(device, dtype) for table in tables)  # type: ignore[return-value]
+    return row, partial_terms.transpose(0, 1).reshape(points, -1), read_in_terms.T
 
 
 def _interpolate(function: Callable[[float], Tensor], exponent: int, tolerance: float) -> Tensor:

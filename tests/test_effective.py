@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import replace
 
 import mpmath
 import pytest
@@ -342,6 +343,7 @@ def test_tables_are_not_remade_at_every_step():
     misses = effective._grid_tables.cache_info().misses
     for size in (0.99, 0.97, 0.95):
         effective_weights(torch.full((2, 3), size), physics, "discretized")
+    effective_weights(torch.full((2, 3), 1.0), replace(physics, coupling_total=2.2), "discretized")
     assert effective._grid_tables.cache_info().misses == misses
 
 
