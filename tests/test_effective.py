@@ -298,7 +298,7 @@ def test_derivatives_of_the_weak_form():
         (torch.tensor([1.0, math.nan]), "w must be finite"),
         (torch.tensor([math.inf, 1.0]), "w must be finite"),
         (torch.full((2,), 1e30), "w must be finite, got NaN, infinity or values whose squares overflow"),
-        (torch.full((2,), 1e7), "control field is too strong"),
+        pytest.param(torch.full((2,), 1e7), "control field is too strong", marks=pytest.mark.slow),
     ],
 )
 def test_bad_weights_are_named(model, w, message):

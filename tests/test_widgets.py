@@ -139,6 +139,7 @@ def controls(panel):
     return {control.description: control for control in panel.children[0].children}
 
 
+@pytest.mark.slow
 def test_neuron_panel_has_every_parameter_and_follows():
     panel = explore_neuron(SpinWaveParameters(coupling_total=10), modes=4)
     sliders = controls(panel)
