@@ -49,8 +49,9 @@ book: $(STAMP) $(CACHE)/.package  ## execute the chapters and build the site in 
 test: $(if $(FAST),$(STAMP),book)  ## build the book, then run every test (FAST=1: neither the book nor the slow tests)
 	@$(BIN)/python -m pytest $(if $(FAST),-m "not slow")
 
-lint: $(STAMP)  ## check the code and the chapters with ruff
+lint: $(STAMP)  ## check the code and the chapters with ruff, the types of the package with mypy
 	@$(BIN)/ruff check .
+	@$(BIN)/mypy
 
 pdf: book  ## print the book into _build/book.pdf (needs Chromium)
 	@$(BIN)/python chapters/make_pdf.py $(SITE) _build/book.pdf

@@ -28,7 +28,7 @@ from .training import (
 )
 
 # Of `train`. The parser leaves them out, so that a resumed run can tell what was asked for.
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "epochs": 10,
     "hidden": [100],
     "batch_size": 256,
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(run=_train)
 
-    def option(name: str, kind: type, text: str, **more) -> None:
+    def option(name: str, kind: type, text: str, **more: Any) -> None:
         default = DEFAULTS.get(name.replace("-", "_"))
         shown = " ".join(map(str, default)) if isinstance(default, list) else default
         train.add_argument(f"--{name}", type=kind, help=text + ("" if default is None else f" ({shown})"), **more)

@@ -55,6 +55,9 @@ OTHERS = {
 }
 CONTENDERS = (*RUNGS, *OTHERS)
 
+Layer = Callable[[Tensor, Tensor], Tensor]  # (batch, modes), (neurons, modes) -> (batch, neurons)
+Passes = tuple[Callable[[], Any], Callable[[], Any]]  # forward, and forward with gradients
+
 # N x N kernels, and vectors of N numbers a digit, that a neuron and mode keep for the backward pass (of the first rungs
 # and vmap counted with torch.autograd.graph.saved_tensors_hooks, of the others fitted to measured peaks).
 SAVED = {
@@ -145,7 +148,7 @@ def run(
         _sizes(network)
 
     physics = SpinWaveParameters()
-    results = {
+    results: dict[str, Any] = {
         "environment": environment(chosen) | ({"jax": version("jax")} if "jax" in contenders else {}),
         "settings": {"repeat": repeat, "limit": QUICK_LIMIT if quick else LIMIT, "quick": quick},
         "parameters": asdict(physics),
@@ -202,7 +205,7 @@ def load_results(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"expected benchmark results at {file}: {error.strerror}") from None
     expected = f"{file} ({len(content)} bytes) is not a whole file of benchmark results: expected"
     try:
-        results = json.loads(content)
+        results: dict[str, Any] = json.loads(content)
     except ValueError as error:
         raise ValueError(f"{expected} JSON, got {error}") from None
     _check_keys(results, RESULT_KEYS, f"{expected} the keys")
@@ -252,7 +255,8 @@ def seconds_per_digit(row: dict[str, Any], quantity: str = "step") -> list[float
 
 def price(row: dict[str, Any], quantity: str = "step") -> float:
     """Seconds over those of ``nn.Linear`` layers of the same shape, timed in the same process."""
-    return statistics.median(row["seconds"][quantity]) * row["factor"] / statistics.median(row["floor"][quantity])
+    seconds, floor = (statistics.median(row[part][quantity]) for part in ("seconds", "floor"))
+    return float(seconds * row["factor"] / floor)
 
 
 def table(results: dict[str, Any], network: str | None = None, batch: int | None = None) -> str:
@@ -432,7 +436,8 @@ def _in_a_process(task: dict[str, Any]) -> dict[str, Any]:
         [sys.executable, "-m", "spinwave.bench", json.dumps(task)], capture_output=True, text=True, env=surroundings
     )
     if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
+        measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return measured
     if done.returncode < 0:
         return {"skipped": f"ended by signal {-done.returncode}; the system ends processes that exhaust the memory"}
     return {"skipped": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
@@ -447,10 +452,11 @@ def _measure(task: dict[str, Any]) -> dict[str, Any]:
     device, sizes, physics = torch.device(task["device"]), _sizes(network), SpinWaveParameters()
     torch.manual_seed(0)
     layers = [SpinWaveLinear(n_in, n_out, physics, device=device) for n_in, n_out in pairwise(sizes)]
-    weights, gains = [layer.weight for layer in layers], [layer.gain.item() for layer in layers]
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    gains = [layer.gain.item() for layer in layers]
     x = torch.rand(batch, sizes[0], device=device)
 
-    def passes(cut: Cut | None):
+    def passes(cut: Cut | None) -> Passes:
         if cut is None:
             return _passes(name, x, weights, gains, physics)
         part = weights[0].detach()[: cut.neurons, : cut.modes].clone().requires_grad_()
@@ -504,6 +510,7 @@ def _measure(task: dict[str, Any]) -> dict[str, Any]:
         for (part, quantity), call in calls.items():
             timings[part].setdefault(quantity, []).append(seconds(call, loops[part, quantity]))
 
+    memory: dict[str, int | None]
     factor = 1.0 if cut is None else _factor(network, batch, cut)
     if name == "jax":
         # Resident memory is the compiler's; XLA knows the need of the whole network without running it.
@@ -537,7 +544,7 @@ def _largest(name: str, network: str, batch: int, cut: Cut, seconds: float, limi
 
 def _passes(
     name: str, x: Tensor, weights: list[Tensor], gains: list[float], physics: SpinWaveParameters
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
+) -> Passes:
     """Forward pass of a network, and forward with the gradients of the summed outputs for all weights, as calls.
 
     Arguments:
@@ -545,17 +552,18 @@ def _passes(
         weights: control amplitudes of each layer, ``(neurons, modes)``, leaves that require gradients.
         gains: of each layer's detector.
     """
+    functions: list[Callable[[Tensor], Tensor]]
     if name == "jax":
         return _jax_passes(x, weights, gains, physics)[0]
     if name == "linear":
         layers = [nn.Linear(w.shape[1], w.shape[0], bias=False, device=x.device, dtype=x.dtype) for w in weights]
         weights, gains = [layer.weight for layer in layers], [1.0] * len(weights)
-        functions = layers
+        functions = [*layers]
     elif name in RUNGS:
-        functions = [lambda y, w=w: RUNGS[name](y, w, physics) for w in weights]
-    else:
-        neuron = _vmapped(x, weights, physics, name == "compiled")
-        functions = [lambda y, w=w: neuron(y, w) for w in weights]
+        functions = [lambda y, w=w: RUNGS[name](y, w, physics) for w in weights]  # type: ignore[misc]
+    else:  # mypy infers no type of a lambda with a default
+        layer = _vmapped(x, weights, physics, name == "compiled")
+        functions = [lambda y, w=w: layer(y, w) for w in weights]  # type: ignore[misc]
 
     def network() -> Tensor:
         y = x
@@ -589,7 +597,7 @@ def _polynomial(coefficients: list[float], t: Any) -> Any:
     return reduce(lambda value, coefficient: value * t + coefficient, reversed(coefficients))
 
 
-def _vmapped(x: Tensor, weights: list[Tensor], physics: SpinWaveParameters, compile: bool) -> Callable:
+def _vmapped(x: Tensor, weights: list[Tensor], physics: SpinWaveParameters, compile: bool) -> Layer:
     """A layer by torch.func.vmap, from a function of one digit and one neuron with a loop over the modes.
 
     This is what comes for free once the neuron is a function, here without complex numbers (rung 4), since
@@ -604,14 +612,17 @@ def _vmapped(x: Tensor, weights: list[Tensor], physics: SpinWaveParameters, comp
             phase = torch.cos(physics.stark_phase * b * z)
             g = MODE_NORMALISATION * a * phase * (_polynomial(series_0, b * area) @ q)
             B = B + x_i * g - (b * step * _polynomial(series_1, b * distance)) @ B
-        return row @ B
+        f: Tensor = row @ B
+        return f
 
     # Digits inside: the other way round every digit gets its own copy of the kernels.
-    layer = torch.func.vmap(torch.func.vmap(neuron, (0, None)), (None, 0), out_dims=1)
+    layer: Layer = torch.func.vmap(torch.func.vmap(neuron, (0, None)), (None, 0), out_dims=1)
     return torch.compile(layer, dynamic=False) if compile else layer
 
 
-def _jax_passes(x: Tensor, weights: list[Tensor], gains: list[float], physics: SpinWaveParameters) -> tuple[Any, Any]:
+def _jax_passes(
+    x: Tensor, weights: list[Tensor], gains: list[float], physics: SpinWaveParameters
+) -> tuple[Passes, Any]:
     """`_passes` in JAX: the modes in a scan, digits and neurons by vmap, all in one jit. Also the jitted functions
     with their arguments.
 
@@ -623,21 +634,20 @@ def _jax_passes(x: Tensor, weights: list[Tensor], gains: list[float], physics: S
     constants, series_0, series_1 = _kernels(x, weights, physics)
     z, q, row, step, distance, area = (jnp.asarray(t.cpu().numpy()) for t in constants)
 
-    @jax.checkpoint
-    def mode(B, amplitudes):
+    def mode(B: Any, amplitudes: tuple[Any, Any]) -> tuple[Any, None]:
         x_i, a = amplitudes
         b = a * a
         phase = jnp.cos(physics.stark_phase * b * z)
         g = MODE_NORMALISATION * a * phase * (_polynomial(series_0, b * area) @ q)
         return B + x_i * g - (b * step * _polynomial(series_1, b * distance)) @ B, None
 
-    def neuron(x, w):
-        B, _ = jax.lax.scan(mode, jnp.zeros_like(z), (x, w * physics.mode_coupling(len(w))))
+    def neuron(x: Any, w: Any) -> Any:
+        B, _ = jax.lax.scan(jax.checkpoint(mode), jnp.zeros_like(z), (x, w * physics.mode_coupling(len(w))))
         return row @ B
 
     layer = jax.vmap(jax.vmap(neuron, (0, None)), (None, 0), out_axes=1)
 
-    def network(weights, x):
+    def network(weights: Any, x: Any) -> Any:
         for index, (w, gain) in enumerate(zip(weights, gains, strict=True)):
             x = gain * layer(jax.nn.relu(x) if index else x, w)
         return x
@@ -646,7 +656,11 @@ def _jax_passes(x: Tensor, weights: list[Tensor], gains: list[float], physics: S
     device = jax.devices(platform)[0]
     arguments = jax.device_put(([w.detach().cpu().numpy() for w in weights], x.cpu().numpy()), device)
     jitted = jax.jit(network), jax.jit(jax.grad(lambda weights, x: network(weights, x).sum()))
-    return tuple(lambda f=f: jax.block_until_ready(f(*arguments)) for f in jitted), (jitted, arguments)
+
+    def call(function: Callable[..., Any]) -> Callable[[], Any]:
+        return lambda: jax.block_until_ready(function(*arguments))
+
+    return (call(jitted[0]), call(jitted[1])), (jitted, arguments)
 
 
 def _jax_memory(x: Tensor, weights: list[Tensor], gains: list[float], physics: SpinWaveParameters) -> list[int]:

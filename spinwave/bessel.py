@@ -9,6 +9,8 @@ Identities: NIST Digital Library of Mathematical Functions, 10.2.2 (series), 10.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +73,8 @@ def clifford(n: int, c: Tensor) -> Tensor:
         raise ValueError(f"clifford: c must be a tensor, got {type(c).__name__}")
     if not c.is_floating_point():
         raise ValueError(f"clifford: c must be a real floating-point tensor, got dtype {c.dtype}")
-    return _Clifford.apply(n, c)
+    value: Tensor = _Clifford.apply(n, c)
+    return value
 
 
 class _Clifford(torch.autograd.Function):
@@ -83,17 +86,17 @@ class _Clifford(torch.autograd.Function):
         return _evaluate(n, c.double()).to(c.dtype)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[int, Tensor], output: Tensor) -> None:
         ctx.n, c = inputs
         ctx.save_for_backward(c)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (c,) = ctx.saved_tensors
         return None, -grad * _Clifford.apply(ctx.n + 1, c)
 
 
-def horner(coefficients, t: Tensor) -> Tensor:
+def horner(coefficients: Sequence[float], t: Tensor) -> Tensor:
     """Polynomial with the given coefficients, lowest power first, at every element of ``t``."""
     value = torch.full_like(t, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
@@ -117,10 +120,9 @@ def seen(value: Tensor) -> float | None:
 def _evaluate(n: int, c: Tensor) -> Tensor:
     # On the CPU a look at the arguments is cheap, and small ones need a few terms of the series and no more.
     largest = seen(c.amax()) if c.device.type == "cpu" and c.numel() else None
-    small = largest is not None and largest <= _SWITCH
-    series = horner(_series(n, largest if small else _SWITCH), c.clamp(max=_SWITCH))
-    if small:
-        return series
+    if largest is not None and largest <= _SWITCH:
+        return horner(_series(n, largest), c)
+    series = horner(_series(n, _SWITCH), c.clamp(max=_SWITCH))
     # The clamp keeps the branch not taken finite.
     large = c.clamp(min=_SWITCH)
     previous, current = _hankel(0, large), _hankel(1, large)

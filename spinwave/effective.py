@@ -22,7 +22,9 @@ The kernels are those of Nunn et al., Phys. Rev. A 75, 011401(R) (2007).
 """
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,9 +55,12 @@ _LARGEST_MAJORANT = {torch.float32: 12.0, torch.float64: 5e3}
 _MOST_TERMS = 1024
 
 
-def _constant(function):
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _constant(function: _Function) -> _Function:
     """``torch.compiler.assume_constant_result`` without its import of the compiler, a second for every program."""
-    function._dynamo_marked_constant = True
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
@@ -71,9 +76,10 @@ def effective_weights(
 
     Returns:
         H of the shape, dtype and device of ``w``. Error at most 1e-10 (float64) or 1e-5 (float32) of the largest
-        ``|H|`` for couplings ``|a| <= 5`` per mode; 16-bit types are computed in float32 and rounded. Stronger
-        couplings are served too, except inside torch.compile and torch.func.vmap, where the values of ``w`` cannot
-        be looked at and such a coupling gives NaN.
+        ``|H|`` for couplings ``|a| <= 5`` per mode; where read-outs and Stark phases leave next to nothing of any H,
+        of ``max |a| (1 - C_0(R^2)) / R``, which it is without them. 16-bit types are computed in float32 and rounded.
+        Stronger couplings are served too, except inside torch.compile and torch.func.vmap, where the values of ``w``
+        cannot be looked at and such a coupling gives NaN.
 
     Raises:
         ValueError: ``w`` is not a real floating-point tensor, is empty, has no mode axis or is not finite; the
@@ -148,10 +154,12 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     tables are made for ``|a| <= 5``.
     """
     kind = w.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    # Tensors on "meta" have no autocast; asking torch.amp whether a device has breaks the graph of PyTorch 2.6.
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             return compute(w, parameters, model, look, gain)
     working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
+    h: Tensor
     if model == "discretized":
         h = _discretized(working, parameters, look)
         return (h if gain is None else gain * h).to(w.dtype)
@@ -178,9 +186,10 @@ def project(x: Tensor, w: Tensor, parameters: SpinWaveParameters, gain: Tensor) 
     if w.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return None
     try:
-        return _Closed.apply(w, x, parameters, gain.item())
+        y: Tensor = _Closed.apply(w, x, parameters, gain.item())
     except _TooStrong:
         return None
+    return y
 
 
 # ---- continuum
@@ -238,7 +247,7 @@ class _Closed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, w: Tensor, x: Tensor | None, parameters: SpinWaveParameters, gain: float) -> Tensor:
+    def forward(ctx: Any, w: Tensor, x: Tensor | None, parameters: SpinWaveParameters, gain: float) -> Tensor:
         unit, scale, slope, bend, spread, steps = _expansion(parameters, w.shape[-1])
         ctx.scale = scale = gain * scale
         ctx.slope, ctx.parameters, ctx.gain, ctx.reach = slope, parameters, gain, 0.0
@@ -272,7 +281,7 @@ class _Closed(torch.autograd.Function):
         return h if x is None else x.mm(h.t())
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         w, x, h, *parts = ctx.saved_tensors
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             # a derivative of the derivative, or many at once: let autograd do the formula as it stands
@@ -281,7 +290,8 @@ class _Closed(torch.autograd.Function):
                 output = h if x is None else x.mm(h.t())
             wanted = [tensor for tensor, needed in zip((w, x), ctx.needs_input_grad, strict=False) if needed]
             found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
-            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:2]), None, None
+            of_w, of_x = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
+            return of_w, of_x, None, None
 
         of_x = grad.mm(h) if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:
@@ -299,7 +309,7 @@ class _Closed(torch.autograd.Function):
         return g, of_x, None, None
 
 
-def _blocks(*tensors: Tensor):
+def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
     """The tensors' rows side by side, about 65 000 elements at a time."""
     neurons, modes = tensors[0].shape
     rows = max(1, 2**16 // modes)
@@ -346,7 +356,7 @@ def _powers(base: Tensor, count: int) -> Tensor:
     return powers
 
 
-def _terms_in_b(exponent: int, phase: float):
+def _terms_in_b(exponent: int, phase: float) -> Iterator[float]:
     """What the powers 0, 1, 2, .. of b contribute to the integral at most, for b up to 2^exponent.
 
     With m at the middle of the interval ``F(A + b u) = sum_n F^(n)(m) (b v)^n / n!`` with ``|v| <= 1/2`` and
@@ -420,7 +430,8 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
     b = a.square()
     inclusive = b.flip(-1).cumsum(-1).flip(-1)  # sum of b_j over j >= i
     later = F.pad(inclusive[..., 1:], (0, 1))  # A_i
-    limit = _UNSEEN_SQUARED_COUPLING if total is None else seen(b.detach().amax())
+    largest = None if total is None else seen(b.detach().amax())
+    limit = _UNSEEN_SQUARED_COUPLING if largest is None else largest
 
     readout = parameters.readout_coupling
     phase = parameters.stark_phase
@@ -447,7 +458,8 @@ def _difference(n: int, c: Tensor, readout: float) -> Tensor:
     if square > 1:
         return clifford(n, c) - clifford(n, c + square)
     # The mean of C_{n+1} over [c, c + R^2]; four nodes leave 2e-15 at R = 1.
-    return square * sum(weight * clifford(n + 1, c + node * square) for node, weight in zip(*_gauss(4), strict=True))
+    terms = [clifford(n + 1, c + node * square) * weight for node, weight in zip(*_gauss(4), strict=True)]
+    return sum(terms[1:], terms[0]) * square
 
 
 @lru_cache(maxsize=256)
@@ -525,9 +537,11 @@ def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tenso
     exponent_total = None
     if limit is not None:
         _check_finite(limit)
-        exponent_total = _exponent(seen(b.detach().sum(-1).amax()))
+        exponent_total = _exponent(b.detach().sum(-1).amax().item())
     exponent = _exponent(_UNSEEN_SQUARED_COUPLING if limit is None else limit)
-    row, partial, read_in = _grid_tables(exponent, exponent_total, parameters, w.dtype, w.device)
+    # the tables do not depend on the total coupling, so that networks of several share them
+    grid_model = parameters.points, parameters.readout_coupling, parameters.steepness, parameters.stark_phase
+    row, partial, read_in = _grid_tables(exponent, exponent_total, *grid_model, w.dtype, w.device)
 
     # M(a) = b sum_m T_m(b) S_m, one GEMM a mode for all terms of all neurons
     terms = len(partial) // len(row)
@@ -557,7 +571,14 @@ def _chebyshev(b: Tensor, exponent: int, terms: int) -> Tensor:
 @lru_cache(maxsize=32)
 @_constant
 def _grid_tables(
-    exponent: int, exponent_total: int | None, parameters: SpinWaveParameters, dtype: torch.dtype, device: torch.device
+    exponent: int,
+    exponent_total: int | None,
+    points: int,
+    readout: float,
+    steepness: float,
+    phase: float,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Kernels of the grid model for squared couplings b <= 2^exponent, as Chebyshev series in b.
 
@@ -567,9 +588,10 @@ def _grid_tables(
     dimensions that the row then visits; otherwise, size is the number of grid points.
     """
     with torch.inference_mode(False):  # kept for later calls, which may record gradients
-        row, partial, read_in = _make_grid_tables(exponent, parameters, dtype)
+        tolerance = _tolerance(dtype)
+        row, partial, read_in = _make_grid_tables(exponent, points, readout, steepness, phase, tolerance)
         if exponent_total is not None and exponent_total <= _MOST_REDUCED:
-            basis = _visited(row, partial, 2.0**exponent_total, _tolerance(dtype) / 10)  # (size, points)
+            basis = _visited(row, partial, 2.0**exponent_total, tolerance / 10)  # (size, points)
             row, partial, read_in = basis @ row, basis @ partial @ basis.T, basis @ read_in
         return tuple(table.to(device, dtype) for table in (row, partial.flatten(0, 1), read_in))  # type: ignore
 
@@ -579,37 +601,38 @@ def _visited(row: Tensor, partial: Tensor, total: float, tolerance: float) -> Te
 
     A product of p partial read-outs enters with a sum over ordered p-tuples of modes, at most ``total^p / p!``.
     """
-    def principal(rows: Tensor) -> Tensor:
+
+    def compress(rows: Tensor) -> Tensor:
         _, sizes, directions = torch.linalg.svd(rows, full_matrices=False)
-        kept = sizes > tolerance * row.norm()
-        return sizes[kept, None] * directions[kept]
+        kept = sizes > tolerance * torch.linalg.vector_norm(row)
+        principal: Tensor = sizes[kept, None] * directions[kept]
+        return principal
 
     level, levels = row[None], [row[None]]
     while len(level):
-        level = principal((level @ partial).flatten(0, 1) * (total / len(levels)))
+        level = compress((level @ partial).flatten(0, 1) * (total / len(levels)))
         levels.append(level)
-    return torch.nn.functional.normalize(principal(torch.cat(levels)))
+    return torch.nn.functional.normalize(compress(torch.cat(levels)), eps=0.0)
 
 
 def _make_grid_tables(
-    exponent: int, parameters: SpinWaveParameters, dtype: torch.dtype
+    exponent: int, points: int, readout: float, steepness: float, phase: float, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    points, readout = parameters.points, parameters.readout_coupling
     z, q = grid(points)
     row = q * (readout * clifford(0, readout**2 * torch.outer(1 - z, z)) @ q)
     spacing = z[1] - z[0]
     difference = spacing * torch.arange(1 - points, points, dtype=torch.float64)  # z - z', 2N - 1 values
-    step = causal_step(difference, parameters.steepness)
+    step = causal_step(difference, steepness)
     distance = difference.clamp(min=GRID_EDGE)
 
     def partial(b: float) -> Tensor:  # of one argument z - z'
         return step * clifford(1, b * distance)
 
     def read_in(b: float) -> Tensor:
-        kernel = clifford(0, b * torch.outer(z, 1 - z)) * torch.cos(b * parameters.stark_phase * z)
-        return MODE_NORMALISATION * kernel @ q
+        kernel = clifford(0, b * torch.outer(z, 1 - z)) * torch.cos(b * phase * z)
+        row: Tensor = MODE_NORMALISATION * kernel @ q
+        return row
 
-    tolerance = _tolerance(dtype)
     index = torch.arange(points)
     toeplitz = index[:, None] - index + points - 1
     partial_terms = _interpolate(partial, exponent, tolerance)[:, toeplitz] * q  # (terms, points, points)
@@ -617,15 +640,17 @@ def _make_grid_tables(
     return row, partial_terms, read_in_terms.T
 
 
-def _interpolate(function, exponent: int, tolerance: float) -> Tensor:
+def _interpolate(function: Callable[[float], Tensor], exponent: int, tolerance: float) -> Tensor:
     """Chebyshev coefficients ``(terms, ...)`` of a function of b on [0, 2^exponent], cut at ``tolerance``."""
     terms = 8
     while terms <= _MOST_TERMS:
-        angle = (torch.arange(terms, dtype=torch.float64) + 0.5) * (math.pi / terms)
-        samples = torch.stack([function(b) for b in ((angle.cos() + 1) * 2.0 ** (exponent - 1)).tolist()])
-        cosines = torch.cos(torch.arange(terms, dtype=torch.float64)[:, None] * angle) * (2 / terms)
+        # Not as a tensor: inside torch.func.grad PyTorch 2.6 does not give its values away.
+        angles = [(k + 0.5) * math.pi / terms for k in range(terms)]
+        samples = torch.stack([function((math.cos(angle) + 1) * 2.0 ** (exponent - 1)) for angle in angles])
+        orders = torch.arange(terms, dtype=torch.float64)
+        cosines = torch.cos(torch.outer(orders, orders.new_tensor(angles))) * (2 / terms)
         cosines[0] /= 2
-        coefficients = torch.tensordot(cosines, samples, 1)
+        coefficients: Tensor = torch.tensordot(cosines, samples, 1)
         sizes = coefficients.flatten(1).abs().amax(1)
         needed = int((sizes > tolerance * sizes.max()).nonzero().max()) + 1
         if needed <= terms - 2:  # the tail was seen to be empty

@@ -183,12 +183,13 @@ def _adam(weights: list[Tensor], rates: list[float]) -> torch.optim.Adam:
     """
     if len(set(rates)) == 1:
         return torch.optim.Adam([{"params": weights, "peak": rates[0]}], fused=True)
-    groups = []
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight)
+    groups: list[dict[str, Any]] = []
+    gradients = [torch.zeros_like(weight) for weight in weights]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
     for e, rate in enumerate(rates):
         views = [weight.detach()[e].requires_grad_() for weight in weights]
-        for view, weight in zip(views, weights, strict=True):
-            view.grad = weight.grad[e]
+        for view, gradient in zip(views, gradients, strict=True):
+            view.grad = gradient[e]
         groups.append({"params": views, "peak": rate})
     return torch.optim.Adam(groups, fused=True)

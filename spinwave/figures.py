@@ -124,7 +124,7 @@ def ladder(
     return figure
 
 
-def _subplots(rows: int, size: tuple[float, float]) -> Any:
+def _subplots(rows: int, size: tuple[float, float]) -> tuple["Figure", Any]:
     # A Figure of its own: pyplot would keep it alive, and pick a window system where there is none.
     from matplotlib.figure import Figure
 

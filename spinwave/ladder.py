@@ -120,7 +120,7 @@ RUNGS: dict[str, Callable[[Tensor, Tensor, SpinWaveParameters], Tensor]] = {
 }
 
 
-# ---- kernels of the grid model; a is one coupling per neuron, (...)
+# ---- kernels of the grid model; a is one coupling per neuron, (...); PyTorch gives @ no type
 
 
 def read_in(a: Tensor, z: Tensor, q: Tensor, parameters: SpinWaveParameters) -> Tensor:
@@ -128,14 +128,14 @@ def read_in(a: Tensor, z: Tensor, q: Tensor, parameters: SpinWaveParameters) -> 
     b = a.square()[..., None, None]
     phase = torch.exp(-1j * parameters.stark_phase * b * z)
     kernel = clifford(0, b * torch.outer(z, 1 - z)) * phase  # J0(2a sqrt(z(1 - w))) at (z, w)
-    return MODE_NORMALISATION * a[..., None] * (kernel @ q.to(kernel.dtype))
+    return MODE_NORMALISATION * a[..., None] * (kernel @ q.to(kernel.dtype))  # type: ignore[no-any-return]
 
 
 def real_read_in(a: Tensor, z: Tensor, q: Tensor, parameters: SpinWaveParameters) -> Tensor:
     """Real part of the read-in: ``(..., points)``."""
     b = a.square()[..., None, None]
     kernel = clifford(0, b * torch.outer(z, 1 - z)) * torch.cos(parameters.stark_phase * b * z)
-    return MODE_NORMALISATION * a[..., None] * (kernel @ q)
+    return MODE_NORMALISATION * a[..., None] * (kernel @ q)  # type: ignore[no-any-return]
 
 
 def partial_readout(a: Tensor, z: Tensor, q: Tensor, parameters: SpinWaveParameters) -> Tensor:

@@ -62,7 +62,7 @@ class SpinWaveLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.register_buffer("gain", torch.ones((), device=device, dtype=dtype))
-        self._kept: tuple[tuple, Tensor] | None = None
+        self._kept: tuple[tuple[object, ...], Tensor] | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -99,7 +99,7 @@ class SpinWaveLinear(nn.Module):
     def fold(self) -> nn.Linear:
         """An ordinary linear layer with the same outputs: the physics of the present weights, worked out and fixed."""
         weight = self.effective_weight()
-        linear = nn.utils.skip_init(
+        linear: nn.Linear = nn.utils.skip_init(
             nn.Linear,
             self.in_features,
             self.out_features,
@@ -169,7 +169,8 @@ class SpinWaveMLP(nn.Module):
             self.layers.append(SpinWaveLinear(n_in, n_out, self.physics, model, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        y: Tensor = self.layers(x)
+        return y
 
     def fold(self) -> nn.Sequential:
         """The same network in ordinary linear layers, for use where this package is not: equal outputs, no physics."""

@@ -5,6 +5,7 @@ Also a Sphinx extension that makes the bibliography readable for screen readers.
 
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,26 +47,50 @@ def card(chapter: str, changes: str, before: str | None = None, after: str | Non
     if results is not None and after is not None:
         rows = select(results)
         names = [name for name in (before, after) if name is not None]
-        for label, cost in (
-            ("One digit, forward and backward", lambda row: in_seconds(statistics.median(seconds_per_digit(row)))),
-            ("Memory for it", lambda row: in_bytes(row["memory"]["step"])),
-        ):
+        costs: dict[str, Callable[[dict[str, Any]], str]] = {
+            "One digit, forward and backward": lambda row: in_seconds(statistics.median(seconds_per_digit(row))),
+            "Memory for it": lambda row: in_bytes(row["memory"]["step"]),
+        }
+        for label, cost in costs.items():
             values = [f"`{n}` " + ("not measured" if "skipped" in rows[n] else cost(rows[n])) for n in names]
             lines.append(f"| {label} | {' → '.join(values)} |")
         lines.append(f"| Measured on | {results['environment']['cpu']}, {results['environment']['threads']} threads |")
-    times = RESULTS / "chapters.json"
-    if times.exists():
-        runs = json.loads(times.read_text())
-        took = [
-            f"{run['seconds'][chapter]:.0f} s on {run['environment']['device'].replace('cpu', 'a CPU')}"
-            for run in runs
-            if chapter in run["seconds"]
-        ]
-        if took:
-            if not any(run["environment"]["device"] != "cpu" for run in runs):
-                took.append("not yet measured on a GPU")
-            lines.append(f"| This chapter runs in | {', '.join(took)} |")
+    took = [
+        f"{run['seconds'][chapter]:.0f} s and {in_bytes(run['memory'][chapter])} on {_device(run)}"
+        for run in chapter_runs()
+        if chapter in run["seconds"]
+    ]
+    if took:
+        if all(run["environment"]["device"] == "cpu" for run in chapter_runs()):
+            took.append("not yet measured on a GPU")
+        lines.append(f"| This chapter runs in | {', '.join(took)} |")
     return Markdown("\n".join(lines))
+
+
+def chapter_runs() -> list[dict[str, Any]]:
+    """Recorded runs of all chapters by themselves, one entry for each kind of device; none without the results."""
+    file = RESULTS / "chapters.json"
+    runs: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    return runs
+
+
+def chapter_costs() -> Any:
+    """Seconds and peak memory of every chapter by itself, as recorded, as a Markdown display."""
+    from IPython.display import Markdown
+
+    lines = []
+    for run in chapter_runs():
+        lines += [f"| Chapter, on {_device(run)} | Run time (s) | Peak memory |", "|:--|--:|--:|"]
+        for chapter, seconds in run["seconds"].items():
+            lines.append(f"| `{chapter}` | {seconds:.1f} | {in_bytes(run['memory'][chapter])} |")
+        environment = run["environment"]
+        lines += ["", f"{environment['cpu']}, {environment['threads']} threads, PyTorch {environment['torch']}.", ""]
+    return Markdown("\n".join(lines))
+
+
+def _device(run: dict[str, Any]) -> str:
+    device: str = run["environment"]["device"]
+    return "a CPU" if device == "cpu" else device
 
 
 def headline(results: dict[str, Any]) -> Any:

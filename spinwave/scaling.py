@@ -6,7 +6,6 @@ the same machine in the same state.
 """
 
 import json
-import math
 import os
 import statistics
 import time
@@ -146,7 +145,8 @@ def _step(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], 
 
 def price(row: dict[str, Any]) -> float:
     """What a step costs beside one of ordinary layers: the ratio of the medians."""
-    return statistics.median(row["seconds"]) / statistics.median(row["floor"])
+    ratio: float = statistics.median(row["seconds"]) / statistics.median(row["floor"])
+    return ratio
 
 
 def slopes(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -155,8 +155,8 @@ def slopes(rows: list[dict[str, Any]]) -> dict[str, float]:
     for name, least in (("weights", 90_000), ("points", 0)):
         part = [row for row in rows if row["series"] == name and row[name] >= least]
         if len(part) > 2:
-            logs = [(math.log(row[name]), math.log(statistics.median(row["seconds"]))) for row in part]
-            found[name] = float(np.polyfit(*np.array(logs).T, 1)[0])
+            size, seconds = np.log([[row[name], statistics.median(row["seconds"])] for row in part]).T
+            found[name] = float(np.polyfit(size, seconds, 1)[0])
     return found
 
 

@@ -24,10 +24,12 @@ from tqdm import tqdm
 try:
     import fcntl
 except ImportError:  # Windows has none; there nothing keeps two trainings out of one folder
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
+
+History = list[dict[str, float]]  # one entry an epoch
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.json"
@@ -124,12 +126,14 @@ def fit(
     if not (images.isfinite().all() and test[0].isfinite().all()):
         raise Diverged("the images hold NaN or infinity, and so would the loss")
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
-    history: list[dict[str, float]] = []
+    history: History = []
     steps = math.ceil(len(images) / batch_size)
     surroundings = environment(device)
 
     with contextlib.nullcontext() if out is None else open_folder(out, resume) as folder:
         if resume:
+            assert folder is not None  # checked above
+            assert isinstance(model, SpinWaveMLP)
             history = _restore(folder, model, optimizer, settings)
         elif isinstance(model, SpinWaveMLP):
             model.calibrate(images[:4096])
@@ -177,6 +181,7 @@ def fit(
                 )
                 bar.set_postfix_str(f"test accuracy {score['accuracy']:.2%}")
                 if folder is not None:
+                    assert isinstance(model, SpinWaveMLP)  # checked above
                     # In this order: stopped in between, a resumed run repeats the epoch and writes both again.
                     metrics = _metrics(model, settings, history, score, surroundings)
                     _write(folder / METRICS, json.dumps(metrics, indent=1).encode())
@@ -309,10 +314,10 @@ def open_folder(out: str | os.PathLike[str], resume: bool) -> Iterator[Path]:
         raise ValueError(f"resume expects a checkpoint at {folder / CHECKPOINT}, there is none")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / LOCK).touch()
+        lock = (folder / LOCK).open("a")
     except OSError as error:
         raise ValueError(f"the output folder {folder} cannot be written: {error.strerror}") from None
-    with open(folder / LOCK, "a") as lock:
+    with lock:
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -324,7 +329,7 @@ def open_folder(out: str | os.PathLike[str], resume: bool) -> Iterator[Path]:
 
 
 def save_checkpoint(
-    folder: Path, model: SpinWaveMLP, optimizer: torch.optim.Optimizer, settings: dict[str, Any], history: list
+    folder: Path, model: SpinWaveMLP, optimizer: torch.optim.Optimizer, settings: dict[str, Any], history: History
 ) -> None:
     """Write weights, gains, optimiser state, settings and history to one file, whole or not at all."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -379,7 +384,7 @@ def load_checkpoint(run: str | os.PathLike[str]) -> tuple[SpinWaveMLP, dict[str,
 
 def _restore(
     folder: Path, model: SpinWaveMLP, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
-) -> list[dict[str, float]]:
+) -> History:
     """Load the run in ``folder`` into model and optimiser and return its history."""
     saved, described, tensors = load_checkpoint(folder)
     wanted = {**settings, "parameters": asdict(model.physics)}
@@ -396,7 +401,8 @@ def _restore(
         _, index, key = name.split(".")
         state.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    return described["history"]
+    history: History = described["history"]
+    return history
 
 
 def _digest(described: str, tensors: dict[str, Tensor]) -> str:
@@ -404,7 +410,7 @@ def _digest(described: str, tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256(described.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -475,7 +481,7 @@ def _revision() -> str | None:
 
 
 def _metrics(
-    model: nn.Module, settings: dict[str, Any], history: list, score: dict[str, Any], surroundings: dict[str, Any]
+    model: nn.Module, settings: dict[str, Any], history: History, score: dict[str, Any], surroundings: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "test_accuracy": score["accuracy"],

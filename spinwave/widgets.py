@@ -130,8 +130,8 @@ class SpinWaveExplorer(Explorer):
     optical_depth = traitlets.Float().tag(sync=True)
     modes = traitlets.Int().tag(sync=True)
     mode = traitlets.Int(1).tag(sync=True)
-    x = traitlets.List().tag(sync=True)
-    w = traitlets.List().tag(sync=True)
+    x = traitlets.List(traitlets.Float()).tag(sync=True)
+    w = traitlets.List(traitlets.Float()).tag(sync=True)
     model = traitlets.Unicode().tag(sync=True)
 
     def __init__(
@@ -174,10 +174,10 @@ class DigitExplorer(Explorer):
     optical_depth = traitlets.Float().tag(sync=True)
     readjust = traitlets.Bool(False).tag(sync=True)
     trained = traitlets.Dict().tag(sync=True)
-    layers = traitlets.List().tag(sync=True)
+    layers = traitlets.List(traitlets.Dict()).tag(sync=True)
     size = traitlets.Int().tag(sync=True)
     pixels = traitlets.Unicode().tag(sync=True)
-    labels = traitlets.List().tag(sync=True)
+    labels = traitlets.List(traitlets.Int()).tag(sync=True)
 
     def __init__(self, network: torch.nn.Module, images: Tensor, labels: Tensor) -> None:
         layers = [layer for layer in network.modules() if isinstance(layer, SpinWaveLinear)]
@@ -236,7 +236,7 @@ class LadderExplorer(Explorer):
 
     _module = "ladder.js"
     _esm = bundle(_module)
-    rows = traitlets.List().tag(sync=True)
+    rows = traitlets.List(traitlets.Dict()).tag(sync=True)
     rung = traitlets.Unicode().tag(sync=True)
     digits = traitlets.Int().tag(sync=True)
     epochs = traitlets.Int().tag(sync=True)
@@ -313,7 +313,7 @@ def explore_training(
     model = ipywidgets.ToggleButtons(
         options=[("closed form", "continuum"), ("grid", "discretized")], description="Model"
     )
-    network = None
+    network: SpinWaveMLP | None = None
 
     def draw() -> Any:
         nonlocal network
@@ -333,12 +333,14 @@ def explore_training(
         name = f"{metrics['test_accuracy']:.2%} of the test digits right after {metrics['seconds']:.1f} s"
         return learning_curves({name: metrics["history"]})
 
-    return _Panel(
-        [*sliders.values(), rate, passes, model], note, draw, lambda: DigitExplorer(network, *first), wait=0.5
-    )
+    def page() -> Explorer:
+        assert network is not None  # the panel draws as soon as it is made
+        return DigitExplorer(network, *first)
+
+    return _Panel([*sliders.values(), rate, passes, model], note, draw, page, wait=0.5)
 
 
-class _Panel(ipywidgets.VBox):
+class _Panel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
     """Controls above a figure that is drawn again a moment after the last change."""
 
     def __init__(

@@ -1,6 +1,7 @@
 import functools
 import json
 import shutil
+import signal
 import threading
 import warnings
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,9 @@ FLAGS = (
 
 # The tensors of tests are small, and threads that wait for each other on a busy machine cost a hundredfold.
 torch.set_num_threads(1)
+
+# A shell starts background jobs with SIGINT ignored, and with it everything that they start: Ctrl-C tests would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Case:

@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -350,6 +352,48 @@ def test_full_disk_is_reported(stopped, monkeypatch, capsys):
     assert contents(stopped) == before
 
 
+@pytest.fixture
+def read_only(finished):
+    """A copy of `finished` in a folder that this process may not write to."""
+    base = Path(tempfile.mkdtemp())  # pytest's own is closed to other users
+    base.chmod(0o755)
+    run = shutil.copytree(finished, base / "run")
+    (run / ".lock").chmod(0o444)
+    run.chmod(0o555)
+    root = os.geteuid() == 0
+    if root:  # may write everywhere
+        os.seteuid(65534)
+    yield run
+    if root:
+        os.seteuid(0)
+    run.chmod(0o755)
+    shutil.rmtree(base)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX permissions")
+def test_read_only_run_is_evaluated_but_not_resumed(read_only, refused, capsys):
+    before = contents(read_only)
+    assert cli.main(["evaluate", str(read_only)]) == 0
+    assert "on 10000 images" in capsys.readouterr().out
+    assert "cannot be written: Permission denied" in refused(["train", "--resume", "--out", read_only])
+    assert "cannot be written: Permission denied" in refused(small(read_only / "below"))
+    assert contents(read_only) == before
+
+
+@pytest.mark.parametrize(("message", "code"), [("not enough memory: 9 GB\nhint", 2), ("shapes differ", None)])
+def test_only_a_lack_of_memory_is_bad_input(finished, monkeypatch, capsys, message, code):
+    def fail(*args):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(cli, "evaluate", fail)
+    if code is None:  # a fault of the program keeps its traceback
+        with pytest.raises(RuntimeError, match=message):
+            cli.main(["evaluate", str(finished)])
+    else:
+        assert cli.main(["evaluate", str(finished)]) == code
+        assert capsys.readouterr().err == "spinwave: not enough memory: 9 GB\n"
+
+
 # ---- divergence
 
 
@@ -433,11 +477,12 @@ def running(tmp_path):
     process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_sigint_ends_the_process_with_130(running):
     process, run = running
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert f"Continue with: python -m spinwave train --resume --out {run}" in err
@@ -446,6 +491,7 @@ def test_sigint_ends_the_process_with_130(running):
     assert not list(run.glob(".*.tmp"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(training.fcntl is None, reason="no file locks")
 def test_second_training_in_a_folder_is_refused_until_the_first_is_killed(running, refused):
     process, run = running
@@ -456,6 +502,36 @@ def test_second_training_in_a_folder_is_refused_until_the_first_is_killed(runnin
     process.communicate()
     assert load_checkpoint(run)[1]["history"]
     assert "cannot be resumed with other settings: epochs expected 100000, got 3" in refused(small(run, "--resume"))
+
+
+DIES = """
+import os, signal, sys
+import spinwave.__main__ as cli
+
+calls = []
+
+def die(*arguments, original=os.{name}):
+    calls.append(arguments)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments)
+
+os.{name} = die
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_process_killed_while_it_writes_the_second_checkpoint_keeps_the_first(finished, tmp_path, name):
+    assert python("-c", DIES.format(name=name), *small(tmp_path)).returncode == -signal.SIGKILL
+    assert (tmp_path / f".{CHECKPOINT}.tmp").exists()
+    assert len(load_checkpoint(tmp_path)[1]["history"]) == 1
+    assert cli.main(["train", "--resume", "--out", str(tmp_path)]) == 0
+    resumed, straight = load_file(tmp_path / CHECKPOINT), load_file(finished / CHECKPOINT)
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+    assert sorted(path.name for path in tmp_path.iterdir()) == WRITTEN
 
 
 def test_exit_code_reaches_the_shell():

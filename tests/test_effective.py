@@ -1,7 +1,6 @@
 import itertools
 import math
-import subprocess
-import sys
+from dataclasses import replace
 
 import mpmath
 import pytest
@@ -285,6 +284,7 @@ def test_every_way_of_summing_agrees_with_the_integral(monkeypatch, dtype, reado
     assert calls
 
 
+@pytest.mark.filterwarnings("ignore:Please use `torch.vmap`:FutureWarning")  # by gradcheck of PyTorch 2.6
 @pytest.mark.parametrize(("coupling_total", "served"), [(1e-4, True), (0.02, True), (3.0, True), (60.0, False)])
 def test_derivatives_written_out(coupling_total, served):
     """Straight line, parabola, series, Bessel functions; batched gradients as jacobians ask for them."""
@@ -317,7 +317,7 @@ def test_derivatives_written_out(coupling_total, served):
         (torch.tensor([1.0, math.nan]), "w must be finite"),
         (torch.tensor([math.inf, 1.0]), "w must be finite"),
         (torch.full((2,), 1e30), "w must be finite, got NaN, infinity or values whose squares overflow"),
-        (torch.full((2,), 1e7), "control field is too strong"),
+        pytest.param(torch.full((2,), 1e7), "control field is too strong", marks=pytest.mark.slow),
     ],
 )
 def test_bad_weights_are_named(model, w, message):
@@ -355,12 +355,6 @@ def test_inference_mode_first_and_gradients_after(model):
     assert gradient.abs().min() > 0
 
 
-def test_import_leaves_the_compiler_alone():
-    """Importing it takes as long as all the rest of PyTorch."""
-    check = "import sys, spinwave; sys.exit('torch._dynamo' in sys.modules or 'torchvision' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
-
-
 def test_tables_are_not_remade_at_every_step():
     """Training moves the largest coupling all the time; only a change of its power of two may cost a table."""
     physics = SpinWaveParameters(coupling_total=2.3, points=16)
@@ -368,6 +362,7 @@ def test_tables_are_not_remade_at_every_step():
     misses = effective._grid_tables.cache_info().misses
     for size in (0.99, 0.97, 0.95):
         effective_weights(torch.full((2, 3), size), physics, "discretized")
+    effective_weights(torch.full((2, 3), 1.0), replace(physics, coupling_total=2.2), "discretized")
     assert effective._grid_tables.cache_info().misses == misses
 
 

@@ -67,6 +67,11 @@ def test_state_dict_carries_weight_and_gain():
     assert torch.equal(first(x), second(x))
 
 
+def test_a_printed_layer_shows_sizes_physics_and_model(model):
+    shown = repr(SpinWaveLinear(6, 4, PHYSICS, model))
+    assert shown == f"SpinWaveLinear(6, 4, {PHYSICS}, model={model!r})"
+
+
 def test_deepcopy_is_independent():
     layer = SpinWaveLinear(5, 4)
     twin = copy.deepcopy(layer)

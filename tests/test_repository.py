@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 SITE = ROOT / "_build" / "html"
 NOTEBOOKS = sorted((ROOT / "chapters").glob("*.ipynb"))
 TOP_LEVEL = {
-    *("README.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "pyproject.toml"),
+    *("README.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "MANIFEST.in", "pyproject.toml"),
     *("_config.yml", "_toc.yml", ".gitignore", ".github", ".ci"),
     *("chapters", "spinwave", "tests", "benchmarks"),
 }
@@ -50,6 +50,32 @@ def test_first_cell_installs_from_the_configured_repository(path):
     assert "remove-cell" in first.metadata.get("tags", [])
 
 
+def test_every_cell_is_executed_and_must_succeed():
+    execute = config()["execute"]
+    assert execute["execute_notebooks"] == "cache"
+    assert 60 <= execute["timeout"] <= 600
+    assert not {"allow_errors", "exclude_patterns"} & execute.keys()
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        assert notebook.metadata.keys() == {"kernelspec", "language_info"}  # "mystnb" could turn execution off
+        for cell in notebook.cells:
+            assert not {"skip-execution", "raises-exception"} & set(cell.metadata.get("tags", [])), path.stem
+
+
+@pytest.mark.skipif(not SITE.is_dir(), reason="the book is not built (make book)")
+def test_every_chapter_was_executed_by_the_build():
+    page = (SITE / "chapters" / "execution.html").read_text(encoding="utf-8")
+    rows = re.findall(r"<tr.*?</tr>", page, re.S)
+    executed = {name for row in rows if "✅" in row for name in re.findall(r">chapters/(\w+)<", row)}
+    assert executed >= {path.stem for path in NOTEBOOKS}
+
+
+def test_recorded_runs_cover_every_chapter_in_little_memory():
+    for run in pages.chapter_runs():
+        assert run["seconds"].keys() == run["memory"].keys() == {path.stem for path in NOTEBOOKS}
+        assert max(run["memory"].values()) < 4e9
+
+
 def without_annotations(source: str) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -70,6 +96,19 @@ def test_code_of_a_rung_in_a_chapter_is_the_packages_code():
                     assert without_annotations(cell.source) == without_annotations(source), f"{path.stem}: {name}"
                     shown.add(name)
     assert shown >= set(ladder.RUNGS)
+
+
+def test_package_executes_nothing_that_it_reads():
+    """Neither pickles, which loading can turn into code, nor code in text."""
+    for path in (ROOT / "spinwave").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = ast.unparse(node)
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert not re.search(r"\b(pickle|marshal|shelve|dill|joblib|yaml)\b", text), (path.name, text)
+            elif isinstance(node, ast.Call):
+                assert not re.match(r"(eval|exec|__import__|torch\.load|os\.system)\(", text), (path.name, text)
+                assert not re.match(r"np\.load\(", text) or "allow_pickle=False" in text, (path.name, text)
+                assert "shell=True" not in text, (path.name, text)
 
 
 def test_every_chapter_is_in_the_table_of_contents():

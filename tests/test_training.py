@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import subprocess
 import sys
 
 import pytest
@@ -374,7 +375,11 @@ def test_training_on_a_gpu(digits, tmp_path):
 # ---- divergence
 
 
-@pytest.mark.parametrize("learning_rate", [1e4, 1e12, 1e30, 1e200], ids=str)
+@pytest.mark.parametrize(
+    "learning_rate",
+    [*(pytest.param(rate, marks=pytest.mark.slow) for rate in (1e4, 1e12)), 1e30, 1e200],
+    ids=str,
+)
 @pytest.mark.parametrize("model", ["continuum", "discretized"])
 def test_huge_learning_rate_diverges(digits, tmp_path, model, learning_rate):
     physics = SpinWaveParameters(points=10)
@@ -654,7 +659,33 @@ def test_missing_checkpoint_is_named(tmp_path):
         load_checkpoint(tmp_path / "nowhere")
 
 
+# ---- what a run says of itself
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)], ids=repr)
+def test_environment_of_a_machine_without_git_or_proc(monkeypatch, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    monkeypatch.setattr(training.Path, "read_text", lambda self: (_ for _ in ()).throw(OSError()))
+    found = training.environment(torch.device("cpu"))
+    assert found["revision"] is None
+    assert found["cpu"]
+
+
+def test_installed_package_has_no_revision(tmp_path, monkeypatch):
+    """Not even inside somebody else's repository."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.setattr(training, "__file__", str(tmp_path / "lib" / "spinwave" / "training.py"))
+    assert training.environment(torch.device("cpu"))["revision"] is None
+
+
 # ---- figures
+
+
+def test_a_notebook_shows_figures_as_png():
+    assert confusion_matrix([[5, 1], [0, 7]])._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("accuracy", [0.5, 1.0])
