@@ -22,7 +22,7 @@ The kernels are those of Nunn et al., Phys. Rev. A 75, 011401(R) (2007).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -42,14 +42,14 @@ GRID_EDGE = 1e-10
 # Where the weights cannot be looked at, the tables serve couplings up to |a| = 5.
 _UNSEEN_SQUARED_COUPLING = 25.0
 
-# Largest sum of squares for which F is summed as a Taylor series: beyond, cancellation costs the promised digits.
-_SERIES_REACH = {torch.float32: 64.0, torch.float64: 256.0}
+# Largest sum of squares for which F is summed as a series: beyond, rounding costs the promised digits, or it is long.
+_SERIES_REACH = {torch.float32: 64.0, torch.float64: 4096.0}
+
+# The same for the Taylor series at the middle, where terms cancel.
+_TAYLOR_REACH = {torch.float32: 64.0, torch.float64: 256.0}
 
 # Sums of squares up to 2^this keep the row of the grid model in few dimensions.
 _MOST_REDUCED = 6
-
-# Largest ratio of terms that cancel to their sum for which the integral is summed as a power series.
-_LARGEST_MAJORANT = {torch.float32: 12.0, torch.float64: 5e3}
 
 # More terms than this means couplings (or Stark phases) no float64 sum resolves in reasonable time.
 _MOST_TERMS = 1024
@@ -243,7 +243,7 @@ class _Closed(torch.autograd.Function):
         H_i = scale w_i (1 + slope t_i),    dt = (1 + rate_m p) dm + (rate_b q) db,
 
     where t, p and q are tensors: (m, 0, 0) where couplings are weak, (m + .. m^2 + .. b^2, m, b) where they are not so
-    weak, and sums of series otherwise.
+    weak, and sums of Chebyshev series otherwise.
     """
 
     @staticmethod
@@ -321,107 +321,70 @@ def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
 def _sum_series(
     row: Tensor, square: Tensor, unit: float, parameters: SpinWaveParameters, reach: float
 ) -> tuple[Tensor, ...]:
-    """t, ``dt/dm - 1`` and ``dt/db`` of :class:`_Closed` as polynomials in m and b: each ``(neurons, modes)``."""
-    exponents = _exponent(reach), _exponent(square.amax().item() * unit)
-    readout, phase = parameters.readout_coupling, parameters.stark_phase
-    served = reach <= _SERIES_REACH[row.dtype] and _majorant(exponents[1], phase) <= _LARGEST_MAJORANT[row.dtype]
-    if not served:
+    """t, ``dt/dm - 1`` and ``dt/db`` of :class:`_Closed` from Chebyshev series: each ``(neurons, modes)``."""
+    if reach > _SERIES_REACH[row.dtype]:
         if row.dtype == torch.float64:
             raise _TooStrong
         parts = _sum_series(row.double(), square.double(), unit, parameters, reach)
         return tuple(part.to(row.dtype) for part in parts)
-    m = square.flip(-1).cumsum(-1).flip(-1).sub_(square, alpha=0.5)  # from the last on: nothing large is subtracted
-    table = _polynomial(*exponents, readout, phase, row.dtype, row.device)  # (3, powers of b, powers of m)
-    of_m = _powers(m.mul_(unit / 2.0 ** (exponents[0] - 1)).sub_(1).reshape(-1), table.shape[2])
-    of_b = _powers(square.reshape(-1) * (unit / 2.0 ** exponents[1]), table.shape[1])
-    sums = (table.flatten(0, 1) @ of_m).view(3, *of_b.shape).mul_(of_b).sum(1)
-    _, first, _ = _derivatives_at_zero(readout)
+    exponents = _exponent(reach), _exponent(square.amax().item() * unit)
+    b = (square * unit).reshape(-1)
+    # from the last mode on, so that nothing large is subtracted
+    later = torch.nn.functional.pad(square.flip(-1).cumsum(-1).flip(-1)[:, 1:], (0, 1)).mul_(unit).reshape(-1)
+    readout, phase = parameters.readout_coupling, parameters.stark_phase
+    table = _integral_table(*exponents, readout, phase, row.dtype, row.device)  # (3, terms in b, terms in A)
+    of_b = _chebyshev(b, exponents[1], table.shape[1])  # (terms, elements)
+    sums = table.flatten(0, 1) @ _chebyshev(later, exponents[0], table.shape[2])
+    sums = sums.view(3, *of_b.shape).mul_(of_b).sum(1)  # (3, elements)
+    value, first, _ = _derivatives_at_zero(readout)
+    sums[0] -= value
     sums[0] /= unit * first
     sums[1:] /= first
     sums[1] -= 1
     return tuple(sums.view(3, *row.shape))
 
 
-def _powers(base: Tensor, count: int) -> Tensor:
-    """``base^0 .. base^(count - 1)``, ``(count, elements)``, in a number of operators that grows with log(count)."""
-    powers = base.new_empty(count, len(base))
-    powers[0] = 1
-    if count > 1:
-        powers[1] = base
-    known = 2
-    while known < count:
-        more = min(known - 1, count - known)
-        torch.mul(powers[1 : 1 + more], powers[known - 1], out=powers[known : known + more])
-        known += more
-    return powers
-
-
-def _terms_in_b(exponent: int, phase: float) -> Iterator[float]:
-    """What the powers 0, 1, 2, .. of b contribute to the integral at most, for b up to 2^exponent.
-
-    With m at the middle of the interval ``F(A + b u) = sum_n F^(n)(m) (b v)^n / n!`` with ``|v| <= 1/2`` and
-    ``|F^(n)| <= 2 / n!``, times the series of the cosine.
-    """
-    b, power = 2.0**exponent, 0
-    while True:
-        yield sum(
-            2 * (b / 2) ** n * (b * phase) ** (power - n) / (math.factorial(n) ** 2 * math.factorial(power - n))
-            for n in range(power, -1, -2)
-        )
-        power += 1
-
-
-def _majorant(exponent: int, phase: float) -> float:
-    """Sum of the terms in b: how much larger than the integral the terms are that cancel in it."""
-    b = 2.0**exponent
-    # sum (b / 2)^n / n!^2 is a Bessel function
-    return 2 * float(np.i0(math.sqrt(2 * b))) * math.cosh(b * phase) if b * max(1.0, abs(phase)) < 100 else math.inf
-
-
 @lru_cache(maxsize=256)
-def _polynomial(
-    exponent_m: int, exponent_b: int, readout: float, phase: float, dtype: torch.dtype, device: torch.device
+def _integral_table(
+    exponent_total: int, exponent_b: int, readout: float, phase: float, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The integral over u, ``I(m, b) - F(0)``, and its derivatives in m and b as polynomials.
+    """Chebyshev coefficients ``(3, terms in b, terms in A)`` of ``I(A, b) = int_0^1 F(A + b u) cos(..) du``.
 
-    For m and b up to powers of two: coefficients ``(3, powers of b / 2^exponent_b, powers of m / r - 1)``, where r
-    is half of the largest m. With v = u - 1/2,
-
-        I = sum_n F^(n)(m) b^n / n! sum_k (-1)^k (phase b)^2k / (2k)! int v^n (1/2 - v)^2k dv.
+    For A and b up to powers of two; of I, of its derivative in A, which is that in the midpoint m = A + b / 2, and of
+    its derivative in b at a fixed midpoint.
     """
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
-    b, radius = 2.0**exponent_b, 2.0 ** (exponent_m - 1)
-    count = 2
-    for power, size in enumerate(_terms_in_b(exponent_b, abs(phase))):
-        if size * (power + 1) > tolerance:  # the derivative in b has a factor of its own
-            count = max(count, power + 2)
-        elif power > count + 2:
+    tolerance = _tolerance(dtype)
+    nodes, weights = _quadrature(exponent_b, phase, 1e-15, torch.float64, torch.device("cpu"))
+    u = nodes[:, None, None]
+
+    def integrals(b: Tensor, later: Tensor) -> Tensor:
+        c, turn = later + u * b, phase * (1 - u)
+        value, derivative = _difference(0, c, readout), -_difference(1, c, readout)
+        cosine = torch.cos(turn * b)
+        own = derivative * (u - 0.5) * cosine - value * turn * torch.sin(turn * b)
+        return torch.einsum("u,kuba->kba", weights, torch.stack([value * cosine, derivative * cosine, own]))
+
+    sizes = [8, 8]  # terms in b, in A
+    while True:
+        angles = [(torch.arange(size, dtype=torch.float64) + 0.5) * (math.pi / size) for size in sizes]
+        b, later = (
+            (angle.cos() + 1) * 2.0 ** (exponent - 1)
+            for angle, exponent in zip(angles, (exponent_b, exponent_total), strict=True)
+        )
+        table = integrals(b[:, None], later)
+        for angle in angles:
+            cosines = torch.cos(torch.arange(len(angle), dtype=torch.float64)[:, None] * angle) * (2 / len(angle))
+            cosines[0] /= 2
+            table = torch.tensordot(table, cosines, ([1], [1]))  # the new axis is the last: b, then A
+        peaks = table.abs() / table.abs().amax((1, 2), keepdim=True)
+        needed = [int((peaks.amax(rest) > tolerance).nonzero().max()) + 1 for rest in ((0, 2), (0, 1))]
+        if all(n <= size - 2 for n, size in zip(needed, sizes, strict=True)):  # the tails were seen to be empty
             break
-    terms = len(_difference_series(exponent_m, readout, tolerance)) + 2
-    taylor = [  # of F at the centre, in powers of c / radius - 1
-        (-1) ** k * _difference(k, torch.tensor([radius], dtype=torch.float64), readout).item() / math.factorial(k)
-        for k in range(terms + count + 1)
-    ]
-    v, weights = np.polynomial.legendre.leggauss(count + 4)
-    v, weights = v / 2, weights / 2
-    table = np.zeros((3, count, terms))
-    for n in range(count):
-        derivatives = [  # of F^(n) and F^(n+1)
-            np.array(
-                [taylor[j + k] * math.factorial(j + k) / math.factorial(j) * radius**j for j in range(terms)]
-            )
-            for k in (n, n + 1)
-        ]
-        for k in range((count - n + 1) // 2):
-            power = n + 2 * k
-            moment = (weights * v**n * (0.5 - v) ** (2 * k)).sum() / (math.factorial(n) * math.factorial(2 * k))
-            factor = (-1) ** k * phase ** (2 * k) * moment * b**power
-            table[0, power] += factor * derivatives[0]
-            table[1, power] += factor * derivatives[1]
-    table[2, :-1] = table[0, 1:] * np.arange(1, count)[:, None] / b
-    table[0, 0, 0] -= _derivatives_at_zero(readout)[0]
+        sizes = [2 * size if n > size - 2 else size for n, size in zip(needed, sizes, strict=True)]
+        if max(sizes) > _MOST_TERMS:
+            raise _TooStrong
     with torch.inference_mode(False):  # kept for later calls, which may record gradients
-        return torch.from_numpy(table).to(device, dtype)
+        return table[:, : needed[0], : needed[1]].to(device, dtype).contiguous()
 
 
 def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -> Tensor:
@@ -438,12 +401,12 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
     nodes, weights = _quadrature(_exponent(limit), phase, tolerance, w.dtype, w.device)
     u = nodes.view(-1, *[1] * w.dim())
     c = later + u * b  # (nodes, ..., modes)
-    if total is None or total > _SERIES_REACH[torch.float64]:
+    if total is None or total > _TAYLOR_REACH[torch.float64]:
         values = _difference(0, c, readout)
     else:
         exponent = _exponent(total)
         series = _difference_series(exponent, readout, tolerance)
-        working = w.dtype if total <= _SERIES_REACH[w.dtype] else torch.float64
+        working = w.dtype if total <= _TAYLOR_REACH[w.dtype] else torch.float64
         values = horner(series, c.to(working) - 2.0 ** (exponent - 1)).to(w.dtype)
     if (phase * limit) ** 2 > tolerance:
         values = values * torch.cos(phase * (1 - u) * b)
@@ -545,7 +508,7 @@ def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tenso
 
     # M(a) = b sum_m T_m(b) S_m, one GEMM a mode for all terms of all neurons
     terms = len(partial) // len(row)
-    strengths = (b.unsqueeze(-1) * _chebyshev(b, exponent, terms)).unsqueeze(-1).unbind(1)  # (neurons, terms, 1) each
+    strengths = (b * _chebyshev(b, exponent, terms)).movedim(0, -1).unsqueeze(-1).unbind(1)  # (neurons, terms, 1) each
     r = row.expand(len(a), -1)  # (neurons, size)
     rows = []
     for i in reversed(range(modes)):
@@ -553,19 +516,20 @@ def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tenso
         if i:
             r = torch.addmm(r, (strengths[i] * r.unsqueeze(1)).flatten(1), partial, alpha=-1)
     overlaps = torch.stack(rows[::-1], 1) @ read_in  # (neurons, modes, terms of the read-in)
-    h = a * (overlaps * _chebyshev(b, exponent, read_in.shape[1])).sum(-1)
+    h = a * (overlaps * _chebyshev(b, exponent, read_in.shape[1]).movedim(0, -1)).sum(-1)
     if limit is None:
         h = torch.where(b.amax(-1, keepdim=True) > _UNSEEN_SQUARED_COUPLING, math.nan, h)
     return h.view_as(w)
 
 
 def _chebyshev(b: Tensor, exponent: int, terms: int) -> Tensor:
-    """T_0..T_{terms-1} at b, mapped from [0, 2^exponent] to [-1, 1]: ``(..., terms)``."""
+    """T_0..T_{terms-1} at b, mapped from [0, 2^exponent] to [-1, 1]: ``(terms, ...)``."""
     t = b * 2.0 ** (1 - exponent) - 1
-    values = [torch.ones_like(t), t]
-    while len(values) < terms:
-        values.append(2 * t * values[-1] - values[-2])
-    return torch.stack(values[:terms], -1)
+    known = torch.stack([torch.ones_like(t), t])
+    while len(known) < terms:  # T_{n+k} = 2 T_n T_k - T_{n-k}: twice as many in two operators
+        last = len(known) - 1
+        known = torch.cat([known, 2 * known[-1] * known[1:] - known[:last].flip(0)])
+    return known[:terms]
 
 
 @lru_cache(maxsize=32)
