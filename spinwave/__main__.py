@@ -144,12 +144,12 @@ def _parser() -> argparse.ArgumentParser:
         "severe finding stands.",
     )
     checkup_parser.set_defaults(run=_checkup)
-    checkup_parser.add_argument("target", metavar="FILE.py:FUNCTION", help="f(x, w) -> one number, with tensors (modes,)")
+    checkup_parser.add_argument("target", metavar="FILE.py:FUNCTION", help="f(x, w) -> one number, of tensors (modes,)")
     checkup_parser.add_argument("--modes", type=int, default=100, help="entries of x and of w (%(default)s)")
     checkup_parser.add_argument("--seed", type=int, default=0, help="of all draws (%(default)s)")
     checkup_parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (cpu)")
     checkup_parser.add_argument(
-        "--network", type=int, nargs="+", default=[100, 100, 10], metavar="N", help="sizes to project costs for (100 100 10)"
+        "--network", type=int, nargs="+", default=[100, 100, 10], metavar="N", help="sizes to project (100 100 10)"
     )
     checkup_parser.add_argument("--samples", type=int, default=60_000, help="of an epoch (%(default)s)")
     checkup_parser.add_argument("--topics", nargs="+", default=list(TOPICS), help=f"among {', '.join(TOPICS)} (all)")
