@@ -280,8 +280,6 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _checkup(options: argparse.Namespace) -> int:
-    if not options.time_limit > 0:
-        raise ValueError(f"--time-limit must be positive, got {options.time_limit}")
     report = check_file(
         options.target,
         options.time_limit,

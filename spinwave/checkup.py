@@ -10,46 +10,43 @@ computed before f is called.
 """
 
 import contextlib
-import ctypes
 import importlib
 import importlib.util
-import io
 import json
 import logging
 import math
-import numbers
 import os
-import random
-import re
-import signal
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import threading
 import time
-import traceback
-import warnings
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from .bench import in_bytes, in_seconds
 from .bessel import clifford
 from .report import CheckupReport, Finding
 from .training import _write, check_seed, choose_device
+from .watch import (
+    BESSEL,
+    Meter,
+    NotANumber,
+    Patient,
+    Trace,
+    as_number,
+    default_dtype,
+    described,
+    location,
+    restored,
+    shortened,
+    within,
+)
 
 TOPICS = ("gradient", "scale", "structure", "precision", "cost", "portability")
 
@@ -82,14 +79,6 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 NEARLY = 1e-2
 # Disagreement of autograd and central differences that is called an error.
 GRADIENT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
-
-# Values that leave PyTorch: the gradient cannot follow.
-_READS = re.compile(r"\.(item|tolist|numpy|__array__|__float__|__int__|__complex__|__index__|data\.__get__)$")
-_COARSE = (torch.float32, torch.complex64, torch.float16, torch.bfloat16)
-# Derivative zero wherever there is one.
-_STEPS = re.compile(r"\.(sign|sgn|round|floor|ceil|trunc|fix|heaviside|floor_divide|__floordiv__)_?$")
-_RANDOM = re.compile(r"rand|normal|bernoulli|dropout|poisson|multinomial|uniform_|exponential_")
-_BESSEL = {"torch.special.bessel_j0": 0, "torch.special.bessel_j1": 1}
 
 
 def checkup(
@@ -137,6 +126,21 @@ def checkup(
     """
     if not callable(f):
         raise ValueError(f"f must be a function f(x, w), got {type(f).__name__}")
+    _check_settings(modes, seed, network, samples, topics, time_limit)
+    given = [value for value in (x, w) if isinstance(value, Tensor)]
+    chosen = choose_device(device if device is not None else given[0].device if given else "cpu")
+
+    work = _Checkup(f, x, w, modes, seed, chosen, tuple(network), samples, tuple(topics), progress)
+    begin = time.perf_counter()
+    if not within(time_limit, work.run):
+        work.out_of_time(time_limit)
+    work.report.settings["seconds"] = round(time.perf_counter() - begin, 3)
+    return work.report
+
+
+def _check_settings(
+    modes: int, seed: int, network: Sequence[int], samples: int, topics: Sequence[str], time_limit: float
+) -> None:
     check_seed(seed)
     for name, sizes in (("modes", [modes]), ("samples", [samples]), ("network", network)):
         if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
@@ -148,336 +152,6 @@ def checkup(
         raise ValueError(f"topics must be among {', '.join(TOPICS)}, got {', '.join(unknown) or 'none'}")
     if not time_limit > 0:
         raise ValueError(f"time_limit must be positive, got {time_limit}")
-    given = [value for value in (x, w) if isinstance(value, Tensor)]
-    chosen = choose_device(device if device is not None else given[0].device if given else "cpu")
-
-    work = _Checkup(f, x, w, modes, seed, chosen, tuple(network), samples, tuple(topics), progress)
-    begin = time.perf_counter()
-    if not _within(time_limit, work.run):
-        work.out_of_time(time_limit)
-    work.report.settings["seconds"] = round(time.perf_counter() - begin, 3)
-    return work.report
-
-
-# ---- calling a function that is not ours
-
-
-class _TimeUp(BaseException):
-    """Not an Exception, so that an f with ``except Exception`` does not keep it."""
-
-
-def _within(seconds: float, work: Callable[[], None]) -> bool:
-    """Do the work and return True, or stop it after so many seconds and return False."""
-    if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
-
-        def stop(*_):
-            raise _TimeUp
-
-        before = signal.signal(signal.SIGALRM, stop)
-        # Again every half second: a destructor or a bare except may have swallowed the first.
-        signal.setitimer(signal.ITIMER_REAL, min(seconds, threading.TIMEOUT_MAX), 0.5)
-        try:
-            work()
-        except _TimeUp:
-            return False
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        return True
-
-    raised: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except _TimeUp:
-            pass
-        except BaseException as error:
-            raised.append(error)
-
-    worker = threading.Thread(target=guarded, daemon=True)
-    worker.start()
-    worker.join(min(seconds, threading.TIMEOUT_MAX))
-    finished = not worker.is_alive()
-    if not finished:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(_TimeUp))
-        worker.join(1.0)
-    if raised:
-        raise raised[0]
-    return finished
-
-
-class _NotANumber(Exception):
-    """What f returned is no real number."""
-
-
-class _Function:
-    """f as the probes call it: on copies, with the same random numbers, silent, its result one number."""
-
-    def __init__(self, f: Callable, seed: int):
-        self.f = f
-        self.seed = seed
-        self.warned: dict[str, None] = {}
-
-    def raw(self, x: Tensor, w: Tensor, seed: int | None = None) -> Any:
-        seed = self.seed if seed is None else seed
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        with self.silenced():
-            return self.f(x, w)
-
-    @contextlib.contextmanager
-    def silenced(self) -> Iterator[None]:
-        sink = io.StringIO()
-        with (
-            warnings.catch_warnings(record=True) as caught,
-            contextlib.redirect_stdout(sink),
-            contextlib.redirect_stderr(sink),
-        ):
-            warnings.simplefilter("always")
-            yield
-        for warning in caught:
-            self.warned.setdefault(_shortened(str(warning.message)))
-
-    def __call__(self, x: Tensor, w: Tensor, seed: int | None = None) -> Tensor:
-        return _number(self.raw(x.clone(), w.clone(), seed))
-
-    def value(self, x: Tensor, w: Tensor) -> float:
-        with torch.no_grad():
-            return self(x, w).item()
-
-
-def _number(out: Any) -> Tensor:
-    """A scalar tensor, from what f returned."""
-    if isinstance(out, np.ndarray) and out.size == 1:
-        out = out.item()
-    if isinstance(out, numbers.Real):
-        return torch.tensor(float(out), dtype=torch.float64)
-    if not isinstance(out, Tensor):
-        raise _NotANumber(f"a {type(out).__name__}" + (f" of shape {out.shape}" if isinstance(out, np.ndarray) else ""))
-    if out.numel() != 1:
-        raise _NotANumber(f"a tensor of shape {tuple(out.shape)}")
-    if out.is_complex():
-        raise _NotANumber(f"a complex number ({out.dtype})")
-    return out.reshape(()) if out.is_floating_point() else out.reshape(()).double()
-
-
-def _shortened(text: str, most: int = 200) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def _described(error: BaseException) -> str:
-    """Type, message and the line of f's code that raised it."""
-    text = f"{type(error).__name__}: {_shortened(str(error))}".rstrip(": ")
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_users(frame.filename):
-            return f"{text} ({_line(frame.filename, frame.lineno)})"
-    return text
-
-
-_TORCH_FOLDER, _NUMPY_FOLDER = (os.path.dirname(module.__file__) for module in (torch, np))
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-
-
-def _is_users(file: str) -> bool:
-    if file == __file__ or file.startswith(("<", _TORCH_FOLDER, _NUMPY_FOLDER)):
-        return False
-    return "site-packages" in file or not file.startswith(_STANDARD_LIBRARY)
-
-
-def _line(file: str, number: int | None) -> str:
-    return f"cell line {number}" if "ipykernel" in file else f"{Path(file).name}:{number}"
-
-
-def _where() -> str:
-    """The line of f that is running, empty where f is not written in Python."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == __file__ and frame.f_code.co_name == "raw":
-            return ""
-        if _is_users(frame.f_code.co_filename):
-            return _line(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return ""
-
-
-def _in_custom_function() -> bool:
-    """Whether the operator runs inside the forward of a torch.autograd.Function, which needs no derivative there."""
-    if torch.is_grad_enabled():
-        return False
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "raw":
-        if frame.f_code.co_name == "forward" and "self" not in frame.f_code.co_varnames[:1]:
-            return True
-        frame = frame.f_back
-    return False
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    """What f makes without naming a dtype; None leaves it."""
-    before = torch.get_default_dtype()
-    if dtype is not None:
-        torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def _restored(device: torch.device) -> Iterator[None]:
-    """Random states as they were."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = [device] if device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-
-
-# ---- watching operators
-
-
-class _Trace(TorchFunctionMode):
-    """What f calls, by the names that its author used, with the line."""
-
-    def __init__(self, *inputs: Tensor):
-        super().__init__()
-        self.double = inputs[0].dtype == torch.float64
-        self.coarse: dict[str, str] = {}  # lower precision than that of the inputs
-        self.inputs = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        self.cuts: dict[str, str] = {}  # gradients end here: name -> how and where
-        self.steps: dict[str, str] = {}  # comparisons and roundings
-        self.unplaced: dict[str, str] = {}  # tensors made without a device
-        self.lost: dict[str, str] = {}  # constants that float32 changes
-        self.written: dict[str, str] = {}  # in-place operators on x or w
-        self.random: dict[str, str] = {}
-        self.bessel: dict[str, float] = {}  # largest argument
-        self.lines: Counter[str] = Counter()
-        self.dtypes: set[torch.dtype] = set()
-        self.complexes: list[tuple[Tensor, dict[str, float]]] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        name = resolve_name(func) or getattr(func, "__name__", "an operator")
-        if not name.endswith((".__get__", ".size", ".dim", ".numel", "is_complex", "is_floating_point")) or (
-            name.endswith(("data.__get__", "real.__get__", "imag.__get__"))
-        ):
-            self.see(name, func, args, kwargs, out)
-        return out
-
-    def see(self, name: str, func: Callable, args: tuple, kwargs: dict, out: Any) -> None:
-        where = _where()
-        at = f"{name}" + (f" ({where})" if where else "")
-        if where:
-            self.lines[where] += 1
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        self.dtypes |= {t.dtype for t in outputs if t.is_floating_point() or t.is_complex()}
-        if self.double:
-            for t in outputs:
-                if t.dtype in _COARSE and not self.inherits(t, inputs):
-                    self.coarse.setdefault(str(t.dtype).removeprefix("torch."), f"{t.dtype} in {at}")
-
-        recorded = any(t.requires_grad and (t.is_floating_point() or t.is_complex()) for t in inputs)
-        if recorded:
-            smooth = [t for t in outputs if t.is_floating_point() or t.is_complex()]
-            if _READS.search(name):
-                self.cuts.setdefault(name, at)
-            elif smooth and not any(t.requires_grad for t in smooth) and not _in_custom_function():
-                note = "" if torch.is_grad_enabled() else ", where gradients are switched off"
-                self.cuts.setdefault(name, at + note)
-            if (outputs and not smooth) or _STEPS.search(name):
-                self.steps.setdefault(name, at)
-        if func in _device_constructors() and kwargs.get("device") is None and outputs:
-            self.unplaced.setdefault(name, at)
-        if _RANDOM.search(name):
-            self.random.setdefault(name, at)
-        in_place = (name.endswith("_") and not name.endswith("__")) or name.endswith("__setitem__") or ".__i" in name
-        if in_place and inputs and inputs[0].untyped_storage().data_ptr() in self.inputs:
-            self.written.setdefault(name, at)
-        if name in _BESSEL and inputs and inputs[0].numel():
-            self.bessel[name] = max(self.bessel.get(name, 0.0), inputs[0].detach().abs().max().item())
-        self.see_constants(at, args, kwargs, inputs, outputs)
-        for tensor in outputs:
-            if tensor.is_complex() and tensor.requires_grad:
-                sensitivity: dict[str, float] = {}
-
-                def keep(gradient: Tensor, sensitivity=sensitivity) -> None:
-                    sensitivity["imag"] = gradient.imag.abs().max().item()
-                    sensitivity["all"] = gradient.abs().max().item()
-
-                tensor.register_hook(keep)
-                self.complexes.append((tensor.detach(), sensitivity))
-
-    def inherits(self, coarse: Tensor, inputs: list[Tensor]) -> bool:
-        """Whether a result of low precision lost nothing here: it is whole numbers, or a part of what was reported."""
-        if any(t.dtype == coarse.dtype for t in inputs):
-            return True
-        value = coarse.detach()
-        return bool((value == value.real.round()).all()) if value.is_complex() else bool((value == value.round()).all())
-
-    def see_constants(self, at: str, args: tuple, kwargs: dict, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        single = [t for t in outputs if t.dtype in (torch.float32, torch.complex64)]
-        if not single:
-            return
-        for value in tree_leaves((args, kwargs)):
-            if type(value) is float and _lost(value):
-                self.lost.setdefault(repr(value), f"{value!r} becomes {float(np.float32(value))!r} in {at}")
-        for double in inputs:
-            if double.dtype == torch.float64 and single[0].shape == double.shape and double.numel():
-                exact, rounded = double.detach(), single[0].detach().double()
-                collapsed = (exact != exact.round()) & (rounded == rounded.round()) & (rounded != 0)
-                if collapsed.any():
-                    value = exact[collapsed][0].item()
-                    self.lost.setdefault(repr(value), f"{value!r} becomes {float(np.float32(value))!r} in {at}")
-
-
-def _lost(value: float) -> bool:
-    """Whether float32 turns the number into another kind of number: a whole one, zero or infinity."""
-    if not math.isfinite(value) or value == 0:
-        return False
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = float(np.float32(value))
-    if rounded == 0 or math.isinf(rounded):
-        return True
-    return abs(value) < 2**23 and value != round(value) and rounded == round(rounded)
-
-
-class _Meter(TorchDispatchMode):
-    """Counts operators, and bytes of the tensors that are alive."""
-
-    def __init__(self, *inputs: Tensor):
-        super().__init__()
-        self.operators = self.live = self.peak = 0
-        self.alive: dict[int, Any] = {t.untyped_storage()._cdata: None for t in inputs}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.operators += 1
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self.keep(tensor.untyped_storage())
-        return out
-
-    def keep(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.alive:
-            return
-        self.live += size
-        self.peak = max(self.peak, self.live)
-
-        def gone(_, key=key, size=size) -> None:
-            self.live -= size
-            del self.alive[key]
-
-        self.alive[key] = weakref.ref(storage, gone)
 
 
 # ---- numbers
@@ -592,29 +266,31 @@ class _Checkup:
     """One check-up: the parts are methods, findings go to the report."""
 
     def __init__(self, f, x, w, modes, seed, device, network, samples, topics, progress):
-        self.f = _Function(f, seed)
+        self.f = Patient(f, seed)
         self.device, self.network, self.samples = device, network, samples
         self.topics, self.progress = topics, progress
         self.generator = torch.Generator().manual_seed(seed)
         self.sources = {"x": _source("x", x, device), "w": _source("w", w, device)}
-        sizes = {}
-        with _restored(device):
-            for name, given in (("x", x), ("w", w)):
-                if isinstance(given, Tensor):
-                    value = given.detach().clone().to(device)
-                else:
-                    value = self.sources[name](given if isinstance(given, int) else modes, self.generator)
-                setattr(self, name, value)
-                sizes[name] = len(value)
-        # Lengths follow a number of modes only where it is known how.
-        fixed = [isinstance(given, (Tensor, int)) for given in (x, w)]
-        self.elastic = not any(fixed) or sizes["x"] == sizes["w"]
-        self.modes = modes if not any(fixed) else sizes["x"]
+        # What a source is called with: the length, or the number of modes where a function makes of it what it wants.
+        self.numbers = {
+            name: len(given) if isinstance(given, Tensor) else given if isinstance(given, int) else modes
+            for name, given in (("x", x), ("w", w))
+        }
+        with restored(device):
+            self.x, self.w = (
+                given.detach().clone().to(device)
+                if isinstance(given, Tensor)
+                else self.sources[name](self.numbers[name], self.generator)
+                for name, given in (("x", x), ("w", w))
+            )
+        # Another number of modes means something only if it means the same for both.
+        self.elastic = self.numbers["x"] == self.numbers["w"]
+        self.modes = self.numbers["x"]
         self.report = CheckupReport(
             getattr(f, "__qualname__", None) or type(f).__qualname__,
             {
                 "modes": self.modes,
-                "weights": sizes["w"],
+                "weights": len(self.w),
                 "dtype": str(self.x.dtype).removeprefix("torch."),
                 "device": str(device),
                 "seed": seed,
@@ -641,7 +317,7 @@ class _Checkup:
             self.report.findings.append(Finding(severity, self.topic, title, measured, meaning, section, cost))
 
     def run(self) -> None:
-        with _restored(self.device):
+        with restored(self.device):
             if not self.output():
                 return
             for topic in TOPICS:
@@ -651,7 +327,7 @@ class _Checkup:
                 try:
                     getattr(self, topic)()
                 except Exception as error:
-                    self.add("note", "not measured to the end", f"stopped by {_described(error)}")
+                    self.add("note", "not measured to the end", f"stopped by {described(error)}")
                 self.report.settings["seconds"] = round(time.perf_counter() - self.begin, 3)
                 if self.progress is not None and not self.closed:
                     self.progress(self.report)
@@ -679,26 +355,25 @@ class _Checkup:
         self.closed = True
 
     def draw(self, name: str, n: int | None = None) -> Tensor:
-        """Another x or w, in the dtype of exact work."""
-        n = len(getattr(self, name)) if n is None else n
-        return self.sources[name](n, self.generator).to(self.exact)
+        """Another x or w in the dtype of exact work, of as many modes if that is not said."""
+        return self.sources[name](self.numbers[name] if n is None else n, self.generator).to(self.exact)
 
     def normal(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like)
 
     def exactly(self) -> contextlib.AbstractContextManager:
-        return _default_dtype(self.exact_default)
+        return default_dtype(self.exact_default)
 
-    def trace(self, x: Tensor, w: Tensor, record: bool = True) -> tuple[_Trace, Tensor | None, str]:
+    def trace(self, x: Tensor, w: Tensor, record: bool = True) -> tuple[Trace, Tensor | None, str]:
         """f under a trace: what it called, what it returned, and the error if it raised."""
         x, w = (t.detach().clone().requires_grad_(record).clone() for t in (x, w))
-        trace = _Trace(x, w)
+        trace = Trace(x, w)
         try:
             with trace:
                 out = self.f.raw(x, w)
-            return trace, _number(out), ""
+            return trace, as_number(out), ""
         except (Exception, SystemExit) as error:
-            return trace, None, _described(error)
+            return trace, None, described(error)
 
     # -- parts
 
@@ -711,7 +386,7 @@ class _Checkup:
             out = self.f.raw(x, w)
             self.call_seconds = time.perf_counter() - begin
         except (Exception, SystemExit) as error:
-            self.add("severe", "f raises", _described(error), "there is nothing to train", "checklist", "a repair of f")
+            self.add("severe", "f raises", described(error), "there is nothing to train", "checklist", "a repair of f")
             return False
         if self.f.warned:
             self.add("note", "f warns", "; ".join(self.f.warned), "PyTorch and others warn about what they half undo")
@@ -731,8 +406,8 @@ class _Checkup:
                     f"a copy of {name} at the start of f",
                 )
         try:
-            value = _number(out)
-        except _NotANumber as error:
+            value = as_number(out)
+        except NotANumber as error:
             self.add(
                 "severe",
                 "f does not return one number",
@@ -787,14 +462,14 @@ class _Checkup:
         self.exact, self.exact_default, refused = self.x.dtype, None, ""
         for default in (torch.float64, None):
             try:
-                with _default_dtype(default):
+                with default_dtype(default):
                     out = self.f.raw(self.x.double(), self.w.double())
                     if not isinstance(out, Tensor) or out.dtype == torch.float64 or not out.is_floating_point():
                         self.exact, self.exact_default = torch.float64, default
                         break
                     refused = f"it returns {out.dtype} for float64 arguments"
             except (Exception, SystemExit) as error:
-                refused = refused or _described(error)
+                refused = refused or described(error)
         self.refused = refused if self.exact != torch.float64 else ""
         with self.exactly():
             self.seen, _, self.trace_error = self.trace(self.x.to(self.exact), self.w.to(self.exact))
@@ -862,8 +537,8 @@ class _Checkup:
     def along(self, name: str, x: Tensor, w: Tensor, direction: Tensor) -> Callable[[float], float]:
         """f on a line through x or w."""
         if name == "w":
-            return lambda t: self.f.value(x, w + t * direction)
-        return lambda t: self.f.value(x + t * direction, w)
+            return lambda t: self.f.attempt(x, w + t * direction)
+        return lambda t: self.f.attempt(x + t * direction, w)
 
     def gradient_of(self, name: str, x: Tensor, w: Tensor) -> None:
         at = w if name == "w" else x
@@ -874,7 +549,7 @@ class _Checkup:
             self.add(
                 "severe",
                 f"no gradient of {name}: " + ("an in-place operator breaks it" if in_place else "f raises"),
-                f"f works on numbers and fails when gradients of {name} are recorded: {_described(error)}",
+                f"f works on numbers and fails when gradients of {name} are recorded: {described(error)}",
                 "training stops at the first step",
                 "checklist",
                 "a new tensor where f writes into an old one" if in_place else "torch functions where it leaves torch",
@@ -898,10 +573,9 @@ class _Checkup:
         jump = 0.0
         if self.seen.steps:
             jump = max(_jump(self.along(name, x, w, self.normal(at) * self.spread(at))) for _ in range(2))
-        depends = any(
-            self.f.value(*((x, self.draw("w")) if name == "w" else (self.draw("x"), w))) != self.f.value(x, w)
-            for _ in range(3)
-        )
+        here = self.f.value(x, w)
+        others = (self.draw(name) for _ in range(3))
+        depends = any((self.f.attempt(x, v) if name == "w" else self.f.attempt(v, w)) != here for v in others)
         self.verified[name] = False
         steps = _list(self.seen.steps, "; thresholds at ")
         cuts = _list(self.seen.cuts)
@@ -1070,7 +744,7 @@ class _Checkup:
                 self.add(
                     "warning",
                     f"f fails where {case}",
-                    _described(error),
+                    described(error),
                     "images have black pixels",
                     "zero",
                     "a case of its own",
@@ -1099,14 +773,14 @@ class _Checkup:
     def scale(self) -> None:
         number = 8 if self.call_seconds < 0.05 else 3
         classes = self.network[-1]
-        with _default_dtype(None):
+        with default_dtype(None):
             draws = [(self.draw("x").to(self.x), self.draw("w").to(self.w)) for _ in range(number)]
             outputs, in_w, in_x = self.sizes([(self.x, self.w), *draws])
             size = _rms(outputs)
             if not all(map(math.isfinite, outputs)):
                 self.add(
                     "warning",
-                    "NaN or infinite at some drawn inputs",
+                    "NaN, infinite or an error at some drawn inputs",
                     f"{sum(not math.isfinite(v) for v in outputs)} of {len(outputs)} draws in {self.x.dtype}",
                     "f leaves its domain on inputs like the given ones",
                     "zero",
@@ -1145,9 +819,20 @@ class _Checkup:
                 "learning rate"
             )
         suggestion = f"; suggested gain 1/rms = {gain:.3g} behind every layer"
-        loud = _rms(logits) if all(map(math.isfinite, logits)) else math.inf
+        if not all(map(math.isfinite, logits)):
+            self.add(
+                "note",
+                "a second layer is not finite",
+                f"outputs have rms {size:.2g}; fed with ReLU of such numbers, f gives NaN, infinity or an error"
+                + suggestion,
+                "a ReLU makes zeros, and f may not take them",
+                "zero",
+                "another nonlinearity between layers, or a bound on the arguments",
+            )
+            return
+        loud = _rms(logits)
         swallowed = min(steps.values(), default=1.0) < 0.5
-        if swallowed or loud < 1e-4:
+        if loud < 1e-4 or (swallowed and loud < 1e-2):
             self.add(
                 "warning",
                 "too quiet to learn without a gain",
@@ -1157,6 +842,15 @@ class _Checkup:
                 + ": the loss stands still",
                 "quiet",
                 "one fixed factor per layer, nothing to learn",
+            )
+        elif swallowed:
+            self.add(
+                "note",
+                "gradients vanish in a second layer",
+                measured + suggestion,
+                "fed with its own outputs, f is saturated: nothing comes back through it",
+                "quiet",
+                "one fixed factor per layer",
             )
         elif loud < 1e-2 or loud > 30:
             self.add(
@@ -1172,9 +866,10 @@ class _Checkup:
 
     def sizes(self, inputs: list[tuple[Tensor, Tensor]]) -> tuple[list[float], list[float], list[float]]:
         """Outputs, and rms gradients in w and x where there are any, at some inputs."""
-        outputs, sizes = [], {"w": [], "x": []}
+        outputs: list[float] = []
+        sizes: dict[str, list[float]] = {"w": [], "x": []}
         for x, w in inputs:
-            outputs.append(self.f.value(x, w))
+            outputs.append(self.f.attempt(x, w))
             for name, kept in sizes.items():
                 with contextlib.suppress(Exception):
                     gradient = self.autograd(name, x, w)
@@ -1200,7 +895,7 @@ class _Checkup:
                 self.make_batched(x, w)
 
     def line_of(self, name: str, x: Tensor, w: Tensor) -> Callable[[Tensor], float]:
-        return (lambda v: self.f.value(v, w)) if name == "x" else (lambda v: self.f.value(x, v))
+        return (lambda v: self.f.attempt(v, w)) if name == "x" else (lambda v: self.f.attempt(x, v))
 
     def signed(self, name: str) -> Tensor:
         """A draw with signs of its own, since a sum of positive numbers hides a modulus."""
@@ -1309,7 +1004,7 @@ class _Checkup:
     def symmetry(self, x: Tensor) -> None:
         if len(x) < 2:
             return
-        values = [self.f.value(self.draw("x"), self.draw("w")) for _ in range(8)]
+        values = [self.f.attempt(self.draw("x"), self.draw("w")) for _ in range(8)]
         if len(set(values)) < len(values):
             self.coincident = True
             self.add("ok", "order of the modes not tested", "f takes few values, which coincide by chance")
@@ -1325,7 +1020,10 @@ class _Checkup:
             for _ in range(3):
                 order = torch.randperm(len(x), generator=self.generator).to(self.device)
                 a, b = self.draw("x"), self.draw("w")
-                value, moved = self.f.value(a, b), self.f.value(a[order] if move_x else a, b[order] if move_w else b)
+                value, moved = (
+                    self.f.attempt(a, b),
+                    self.f.attempt(a[order] if move_x else a, b[order] if move_w else b),
+                )
                 scale = max(abs(value), abs(moved), spread)
                 worst = max(worst, abs(value - moved) / scale if math.isfinite(scale) else math.inf)
             shown.append(f"{name} {worst:.1g}")
@@ -1354,7 +1052,7 @@ class _Checkup:
             group[0], group[1] = True, False
             xs, ws = [self.draw("x"), self.draw("x")], [self.draw("w"), self.draw("w")]
             v = [
-                self.f.value(torch.where(group, xs[i], xs[j]), torch.where(group, ws[i], ws[j]))
+                self.f.attempt(torch.where(group, xs[i], xs[j]), torch.where(group, ws[i], ws[j]))
                 for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))
             ]
             moved = max(abs(a - v[3]) for a in v[:3])
@@ -1421,7 +1119,7 @@ class _Checkup:
 
     def at_modes(self, n: int) -> tuple[Tensor, Tensor] | None:
         """Inputs of n modes in the exact dtype, None where f does not take them."""
-        if n == len(self.x):
+        if n == self.modes:
             return self.x.to(self.exact), self.w.to(self.exact)
         if not self.elastic:
             return None
@@ -1492,7 +1190,7 @@ class _Checkup:
                     "dtypes taken from the arguments",
                 )
             self.single_against_double()
-        with _default_dtype(torch.float32):
+        with default_dtype(torch.float32):
             trace, _, _ = self.trace(self.x.float(), self.w.float())
         if trace.lost:
             self.add(
@@ -1506,9 +1204,9 @@ class _Checkup:
         else:
             self.add("ok", "constants survive float32", "no number in f's calls becomes whole, 0 or infinite")
         for name, largest in self.seen.bessel.items():
-            with _default_dtype(torch.float64), torch.no_grad():
+            with default_dtype(torch.float64), torch.no_grad():
                 t = torch.linspace(0, min(largest, 200.0), 4001, dtype=torch.float64)
-                n = _BESSEL[name]
+                n = BESSEL[name]
                 exact = clifford(n, (t / 2) ** 2) * (t / 2) ** n
                 function = torch.special.bessel_j0 if n == 0 else torch.special.bessel_j1
                 error = (function(t) - exact).abs().max().item()
@@ -1534,13 +1232,13 @@ class _Checkup:
             with self.exactly():
                 double = self.f.value(x.double(), w.double())
             try:
-                with _default_dtype(torch.float32):
+                with default_dtype(torch.float32):
                     single = self.f.value(x, w)
             except (Exception, SystemExit) as error:
                 self.add(
                     "warning",
                     "float32 is not accepted",
-                    _described(error),
+                    described(error),
                     "training in float32 is twice as fast or more",
                     "levels",
                     "dtypes taken from the arguments",
@@ -1639,7 +1337,7 @@ class _Checkup:
         calls = [(n_in, n_out) for n_in, n_out in pairwise(self.network)]
         epoch = self.samples * sum(n_out * step * (n_in / full) ** time_power for n_in, n_out in calls)
         name = "-".join(map(str, self.network))
-        hours = f"{epoch / 3600:,.2g} hours" if epoch < 1e6 else f"{epoch / 86400:,.0f} days"
+        hours = f"{epoch / 86400:,.0f} days" if epoch > 1e6 else f"{epoch / 3600:,.{0 if epoch > 36000 else 2}f} hours"
         memory = here.get("kept", 0.0) * sum(n_out for _, n_out in calls)
         projected = (
             f"one epoch of {self.samples:,} samples through {name} neurons, called one by one as f is here: {hours}"
@@ -1661,26 +1359,30 @@ class _Checkup:
 
     def costs(self, x: Tensor, w: Tensor) -> dict[str, float]:
         """Seconds, operators and bytes of a call, and of one with its backward pass."""
-        with torch.no_grad(), _Meter(x, w) as meter:
-            self.f(x, w)
-        found: dict[str, float] = {"operators": meter.operators, "forward_bytes": meter.peak}
-        with self.f.silenced(), torch.no_grad():
-            found["forward"] = _seconds(lambda: self.f.f(x.clone(), w.clone()), self.device)
         leaf = w.clone().requires_grad_()
 
+        def forward() -> None:
+            self.f.f(x.clone(), w.clone())
+
         def step() -> None:
-            out = _number(self.f.f(x.clone(), leaf.clone()))
+            out = as_number(self.f.f(x.clone(), leaf.clone()))
             torch.autograd.grad(out, leaf, allow_unused=True)
 
-        with contextlib.suppress(Exception):
-            with _Meter(x, leaf) as meter:
-                out = self.f(x, leaf)
+        mine = x.clone(), w.clone()  # f may write into them, and they are none of its memory
+        with torch.no_grad(), Meter(*mine) as meter:
+            self.f.raw(*mine)
+        found: dict[str, float] = {"operators": meter.operators, "forward_bytes": meter.peak}
+        with self.f.silenced(), torch.no_grad():
+            found["forward"] = _seconds(forward, self.device)
+        with contextlib.suppress(Exception):  # no backward pass: the gradient's part of the report says why
+            mine = x.clone(), leaf.clone()
+            with Meter(*mine, leaf) as meter:
+                out = as_number(self.f.raw(*mine))
                 kept = meter.live
                 with self.f.silenced():
                     torch.autograd.grad(out, leaf, allow_unused=True)
-            found |= {"step_bytes": meter.peak, "kept": kept}
             with self.f.silenced():
-                found["step"] = _seconds(step, self.device)
+                found |= {"step_bytes": meter.peak, "kept": kept, "step": _seconds(step, self.device)}
         return found
 
     # -- portability
@@ -1717,7 +1419,8 @@ class _Checkup:
                 f"takes batches of {' and of '.join(plain)} as it is",
                 f"leading dimensions of {' and of '.join(plain)}: the same numbers as one by one",
             )
-        failures, wrong = {}, []
+        failures: dict[str, list[str]] = {}
+        wrong = []
         for name, dims, pair in (("x", (0, None), (xs, w)), ("w", (None, 0), (x, ws))):
             randomness = "different" if self.stochastic else "error"
             try:
@@ -1728,7 +1431,7 @@ class _Checkup:
                 if not self.stochastic and not same(out, name):
                     wrong.append(name)
             except (Exception, SystemExit) as error:
-                failures.setdefault(_described(error), []).append(name)
+                failures.setdefault(described(error), []).append(name)
         if wrong:
             self.add(
                 "warning",
@@ -1760,7 +1463,7 @@ class _Checkup:
         inputs = self.at_modes(min(4, self.modes)) or (self.x.to(self.exact), self.w.to(self.exact))
         with self.exactly():
             x, w = inputs
-            with torch.no_grad(), _Meter(x, w) as meter:
+            with torch.no_grad(), Meter(x, w) as meter:
                 self.f(x, w)
             if meter.operators > 3000:
                 self.add(
@@ -1784,7 +1487,7 @@ class _Checkup:
                 self.add(
                     "note",
                     "torch.compile fails",
-                    _described(error),
+                    described(error),
                     "no compiled version",
                     "compile",
                     "tensor operations only",
@@ -1793,8 +1496,8 @@ class _Checkup:
             finally:
                 logging.disable(before)
         breaks = [
-            _shortened(r.reason.split("\n")[0], 120)
-            + (f" ({_line(r.user_stack[-1].filename, r.user_stack[-1].lineno)})" if r.user_stack else "")
+            shortened(r.reason.split("\n")[0], 120)
+            + (f" ({location(r.user_stack[-1].filename, r.user_stack[-1].lineno)})" if r.user_stack else "")
             for r in found.break_reasons
             if r.graph_break
         ]
@@ -1805,7 +1508,7 @@ class _Checkup:
             self.add(
                 "note",
                 "torch.compile breaks the graph",
-                f"{where}: {_list(dict(enumerate(dict.fromkeys(breaks))))}{slow}",
+                f"{where}: {_list({reason: reason for reason in breaks})}{slow}",
                 "Python runs between the pieces, and nothing is fused across them",
                 "compile",
                 "tensor operations without .item() and branches on values",
@@ -1840,17 +1543,23 @@ class _Checkup:
                 self.add(
                     "warning",
                     f"does not run {place}",
-                    f"{_described(error)}{unplaced}",
+                    f"{described(error)}{unplaced}",
                     "tensors that f makes stay on the CPU, whatever its arguments are on",
                     "device",
                     "device=x.device where f makes a tensor, or x.new_zeros and its like",
                 )
             else:
+                looks = "DataDependent" in type(error).__name__
                 self.add(
                     "note",
                     f"undecided {place}",
-                    f"{_described(error)}{unplaced}",
-                    "f looks at values, which a simulation does not have" if not real else "",
+                    (
+                        "f looks at the value of a tensor, which a simulation does not have"
+                        if looks
+                        else described(error)
+                    )
+                    + unplaced,
+                    "on a GPU such a look waits for the device" if looks else "",
                     "device",
                 )
             return
@@ -1876,7 +1585,7 @@ def _small(value: float) -> str:
 # ---- effective weights
 
 
-def _effective(f: _Function, w: Tensor, at: Tensor, by_gradient: bool) -> tuple[Tensor, Tensor]:
+def _effective(f: Patient, w: Tensor, at: Tensor, by_gradient: bool) -> tuple[Tensor, Tensor]:
     """Slope in x ``(modes,)`` and value at x = 0 of an f that is affine in x, both differentiable in w."""
     if by_gradient:
         recorded = torch.is_grad_enabled() and w.requires_grad
@@ -1890,7 +1599,7 @@ def _effective(f: _Function, w: Tensor, at: Tensor, by_gradient: bool) -> tuple[
     return torch.stack([f(e, w) for e in unit]) - origin, origin
 
 
-def _batched(f: _Function, affine: bool, by_gradient: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def _batched(f: Patient, affine: bool, by_gradient: bool) -> Callable[[Tensor, Tensor], Tensor]:
     def batched(x: Tensor, w: Tensor) -> Tensor:
         """f for many x: ``(batch, modes)`` and w ``(modes,)`` or ``(neurons, modes)`` to ``(batch[, neurons])``."""
         if x.dim() != 2 or w.dim() not in (1, 2) or not len(x):
@@ -1934,6 +1643,8 @@ def check_file(target: str, seconds: float, **settings: Any) -> CheckupReport:
     Raises:
         ValueError: no such file or function, a file that raises when it is loaded, or settings out of range.
     """
+    _check_settings(time_limit=seconds, **{key: value for key, value in settings.items() if key != "device"})
+    device = choose_device(settings.get("device") or "cpu")
     file, separator, name = target.rpartition(":")
     if not (separator and file and name.isidentifier()):
         raise ValueError(f"expected path/to/file.py:function, got {target!r}")
@@ -1941,7 +1652,10 @@ def check_file(target: str, seconds: float, **settings: Any) -> CheckupReport:
         raise ValueError(f"expected a Python file at {file}")
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "report.json")
-        asked = json.dumps({"file": file, "name": name, "answer": str(answer), "seconds": seconds, **settings})
+        asked = json.dumps(
+            {"file": file, "name": name, "answer": str(answer), "seconds": seconds, **settings}
+            | {"device": str(device)}
+        )
         command = [sys.executable, "-c", "from spinwave.checkup import _answer; _answer()", asked]
         package = str(Path(__file__).parents[1])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -1960,14 +1674,14 @@ def check_file(target: str, seconds: float, **settings: Any) -> CheckupReport:
             except subprocess.TimeoutExpired:
                 ended = f"its process was ended after {in_seconds(seconds + 30)}"
             errors.seek(0)
-            last = _shortened((errors.read().decode(errors="replace").strip().splitlines() or [""])[-1])
+            last = shortened((errors.read().decode(errors="replace").strip().splitlines() or [""])[-1])
         said = json.loads(answer.read_text()) if answer.exists() else {}
     if "refused" in said:
         raise ValueError(said["refused"])
     if not said:
-        settings_known = {"dtype": "float32", "device": "cpu", "torch": torch.__version__, "seconds": 0.0, **settings}
-        said = {"name": name, "settings": settings_known, "findings": [], "effective_weights": None}
-    report = CheckupReport.from_dict(said)
+        known = {"dtype": "float32", "torch": torch.__version__, "seconds": seconds, **settings, "device": str(device)}
+        said = {"settings": known, "findings": [], "effective_weights": None}
+    report = CheckupReport.from_dict(said | {"name": f"{Path(file).name}:{name}"})
     if ended:
         report.findings.append(
             Finding(
@@ -1991,12 +1705,10 @@ def _answer() -> None:
 
     try:
         f = _load(file, name)
-        device = choose_device(asked.pop("device", None) or "cpu")
         report = checkup(
             f,
             asked["modes"],
             asked["modes"],
-            device=device,
             time_limit=seconds,
             progress=lambda report: write(report.as_dict()),
             **asked,
@@ -2025,7 +1737,7 @@ def _load(file: str, name: str) -> Callable:
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{file} fails when it is loaded: {_described(error)}") from None
+        raise ValueError(f"{file} fails when it is loaded: {described(error)}") from None
     f = getattr(module, name, None)
     if not callable(f):
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
