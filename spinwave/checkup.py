@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -142,9 +142,9 @@ def _check_settings(
     modes: int, seed: int, network: Sequence[int], samples: int, topics: Sequence[str], time_limit: float
 ) -> None:
     check_seed(seed)
-    for name, sizes in (("modes", [modes]), ("samples", [samples]), ("network", network)):
-        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
-            raise ValueError(f"{name} must be integers >= 1, got {sizes}")
+    for name, size in (("modes", modes), ("samples", samples), *(("network", size) for size in network)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be an integer >= 1, got {size!r}")
     if len(network) < 2:
         raise ValueError(f"network must be at least two sizes, got {tuple(network)}")
     unknown = [topic for topic in topics if topic not in TOPICS]
@@ -157,8 +157,17 @@ def _check_settings(
 # ---- numbers
 
 
-def _slope(phi: Callable[[float], float], epsilon: float) -> tuple[float, float]:
-    """Derivative of phi at 0 by central differences, and an estimate of its error.
+class _Slope(NamedTuple):
+    """Derivative of a function of one number at 0, by central differences."""
+
+    value: float
+    error: float  # estimated
+    converged: bool  # the differences settle; in chaos, or where the derivative is beyond the steps, they do not
+    flat: bool  # the function does not move at all under the smallest steps
+
+
+def _slope(phi: Callable[[float], float], epsilon: float) -> _Slope:
+    """Derivative of phi at 0; ``epsilon`` is the relative rounding of phi.
 
     Steps shrink fourfold; two neighbours give an estimate whose error is of fourth order (Richardson), and the one
     that agrees best with both of its own neighbours wins, so that the truncation of large steps, the rounding of
@@ -166,16 +175,19 @@ def _slope(phi: Callable[[float], float], epsilon: float) -> tuple[float, float]
     """
     steps = [0.1 * 4.0**-k for k in range(8)]
     values = [(phi(h), phi(-h)) for h in steps]
-    if not all(map(math.isfinite, (v for pair in values for v in pair))):
-        return math.nan, math.inf
+    while values and not all(map(math.isfinite, values[0])):  # large steps may leave the domain of phi
+        steps, values = steps[1:], values[1:]
+    if len(values) < 4 or not all(math.isfinite(v) for pair in values for v in pair):
+        return _Slope(math.nan, math.inf, False, False)
     central = [(up - down) / (2 * h) for h, (up, down) in zip(steps, values, strict=True)]
     refined = [fine + (fine - coarse) / 15 for coarse, fine in pairwise(central)]
     found = []
     for k in range(1, len(refined) - 1):
         rounding = epsilon * max(map(abs, values[k + 1])) / steps[k + 1]
-        found.append((max(abs(refined[k] - refined[k - 1]), abs(refined[k] - refined[k + 1])) + rounding, refined[k]))
-    error, slope = min(found)
-    return slope, error
+        scatter = max(abs(refined[k] - refined[k - 1]), abs(refined[k] - refined[k + 1]))
+        found.append((scatter + rounding, refined[k], scatter <= max(10 * rounding, 0.1 * abs(refined[k]))))
+    error, slope, converged = min(found)
+    return _Slope(slope, error, converged, len({v for pair in values[-2:] for v in pair}) == 1)
 
 
 def _jump(phi: Callable[[float], float]) -> float:
@@ -589,12 +601,12 @@ class _Checkup:
                 "a look at where it should enter",
             )
             return
-        if found["slopes_zero"] and jump:
+        if found["flat"] and jump:
             surrogate = gradient is not None and gradient.abs().max() > 0
             self.add(
                 "warning" if surrogate else "severe",
                 f"piecewise constant in {name}" + (", trained by a surrogate gradient" if surrogate else ""),
-                f"central differences are 0 in every direction, and the output jumps by {jump:.0%} of its range{steps}",
+                f"central differences are 0 in every direction, and the output jumps by {jump:.2g} of its range{steps}",
                 "autograd returns a gradient that is not the derivative, as surrogates do; make sure that it is meant"
                 if surrogate
                 else "its gradient is zero wherever there is one: no step is ever taken",
@@ -613,7 +625,7 @@ class _Checkup:
                     there = self.compare(name, *strong, self.autograd(name, *strong))
                     if there["wrong"]:
                         scaled += f", {there['worst']:.1%} at {factor:.0f} {name}"
-        if gradient is None and not found["slopes_zero"]:
+        if gradient is None and not found["flat"]:
             self.add(
                 "severe",
                 f"no gradient reaches {name}",
@@ -648,7 +660,8 @@ class _Checkup:
             self.add(
                 "note",
                 f"gradient of {name} undecided",
-                f"central differences are good to {_small(found['error'])} only; autograd is within that",
+                f"central differences along {found['directions']} directions do not settle"
+                + (f", or only to {found['error']:.1g}" if found["error"] else ""),
                 "f is too rough, or too imprecise, for the comparison" + (f"; {self.refused}" if self.refused else ""),
                 "difference",
             )
@@ -664,7 +677,7 @@ class _Checkup:
             self.add(
                 "warning",
                 f"jumps in {name}",
-                f"on a line through {name} the output jumps by {jump:.0%} of its range{steps}",
+                f"on a line through {name} the output jumps by {jump:.2g} of its range{steps}",
                 "the gradient is blind to the jumps and describes only what lies between them",
                 "spiking",
                 "a smooth substitute for the threshold's derivative",
@@ -684,22 +697,22 @@ class _Checkup:
             "size": 0.0,
             "wrong": False,
             "undecided": False,
-            "slopes_zero": True,
+            "flat": True,
             "directions": 3 if self.call_seconds < 0.02 else 1,
         }
         for _ in range(found["directions"]):
             direction = self.normal(at)
-            slope, error = _slope(self.along(name, x, w, self.spread(at) * direction), epsilon)
-            slope, error = slope / self.spread(at), error / self.spread(at)
+            step = self.spread(at)
+            measured = _slope(self.along(name, x, w, step * direction), epsilon)
+            slope, error = measured.value / step, measured.error / step
+            found["flat"] = found["flat"] and measured.flat
             claimed = 0.0 if gradient is None else (gradient * direction).sum().item()
             # Along an unlucky direction the slope is small by cancellation: measured by the whole gradient's size.
             scale = max(abs(slope), abs(claimed), 0.0 if gradient is None else 0.1 * gradient.norm().item())
-            if slope != 0:
-                found["slopes_zero"] = False
             if not scale:
                 continue
             off = abs(slope - claimed)
-            if not math.isfinite(off):
+            if not (measured.converged and math.isfinite(off)):
                 found["undecided"] = True
                 continue
             found["size"] = max(found["size"], abs(slope))
@@ -831,6 +844,16 @@ class _Checkup:
             )
             return
         loud = _rms(logits)
+        if loud == 0:
+            self.add(
+                "note",
+                "a second layer is silent",
+                f"outputs have rms {size:.2g}; fed with ReLU of such numbers, f gives 0",
+                "nothing comes through two layers of it",
+                "quiet",
+                "another nonlinearity between layers, or a lower threshold",
+            )
+            return
         swallowed = min(steps.values(), default=1.0) < 0.5
         if loud < 1e-4 or (swallowed and loud < 1e-2):
             self.add(

@@ -200,6 +200,13 @@ def cancels(x, w):
     return ((x + 1e8) * w).sum() / 4 - (1e8 * w).sum() / 4
 
 
+def chaos(x, w):
+    v = torch.sigmoid((x * w).sum())
+    for _ in range(60):
+        v = 3.9 * v * (1 - v)
+    return v
+
+
 def affine(x, w):
     return (x * w.sin()).sum() / len(x) ** 0.5 + w.square().mean()
 
@@ -216,7 +223,7 @@ def bad_margin(x, w):
     return ((x * (1 - 1e-12)).sin() * w).sum() / len(x) ** 0.5
 
 
-# Every severe finding and warning that a neuron deserves, and no other; then notes that it must have, by their beginning.
+# Every severe finding and warning that a neuron deserves, and no other; then notes it must have, by their beginning.
 NO_GRADIENT = {"severe: no gradient reaches w", "severe: no gradient reaches x"}
 STEPS = {"severe: piecewise constant in w", "severe: piecewise constant in x"}
 RAISES = {"severe: no gradient of w: f raises", "severe: no gradient of x: f raises"}
@@ -262,6 +269,7 @@ NEURONS = {
     branches: (set(), ["does not work under torch.func.vmap", "torch.compile breaks the graph"]),
     single_inside: ({"warning: float64 in, single precision inside", "warning: does not run on cuda"}, []),
     cancels: ({"warning: float32 is not enough", "warning: silent"}, []),
+    chaos: ({"warning: float32 is not enough"}, ["gradient of w undecided", "gradient of x undecided"]),
     affine: (set(), ["affine in x"]),
     rectified: (set(), ["linear in w", "separable over modes"]),
     forgets_x: ({"warning: output does not depend on x"}, ["quadratic in w"]),
@@ -280,7 +288,8 @@ def found(report, title):
 
 
 def alarms(report):
-    return {f"{finding.severity}: {finding.title}".removesuffix(" (simulated)") for finding in report.of("severe", "warning")}
+    wrong = report.of("severe", "warning")
+    return {f"{finding.severity}: {finding.title}".removesuffix(" (simulated)") for finding in wrong}
 
 
 @pytest.mark.parametrize("f", NEURONS, ids=lambda f: f.__name__)
@@ -324,7 +333,7 @@ def test_question_every_fault_that_is_visible_from_outside(asked):
     assert real.severity == "note"
     loop = found(asked, "a Python loop over modes")
     assert 0.8 < float(re.search(r"modes\^(\S+):", loop.measured)[1]) < 1.1
-    assert "60,000 samples" in [f for f in asked.findings if "one epoch of" in f.measured][0].measured
+    assert "60,000 samples" in next(f for f in asked.findings if "one epoch of" in f.measured).measured
     device = found(asked, "does not run on")
     assert "torch.linspace" in device.measured
     assert asked.severe
@@ -549,7 +558,7 @@ def test_growth_is_not_measured_where_lengths_do_not_follow():
         ((tanh_of_dot, torch.arange(3), 3), {}, "x must be a real floating-point tensor"),
         ((tanh_of_dot, lambda n: n, 3), {}, r"x\(100\) must be a real floating-point tensor"),
         ((tanh_of_dot, 4, 4), {"seed": -1}, "seed"),
-        ((tanh_of_dot, 4, 4), {"modes": 0}, "modes must be integers >= 1"),
+        ((tanh_of_dot, 4, 4), {"modes": 0}, "modes must be an integer >= 1"),
         ((tanh_of_dot, 4, 4), {"network": (3,)}, "at least two sizes"),
         ((tanh_of_dot, 4, 4), {"topics": ["speed"]}, "topics must be among gradient.*got speed"),
         ((tanh_of_dot, 4, 4), {"time_limit": 0}, "time_limit must be positive"),
@@ -607,14 +616,23 @@ def test_nonlinear_has_no_batched():
 
 def test_slope_is_as_good_as_it_says():
     for phi, slope in ((math.sin, 1.0), (lambda t: math.exp(40 * t), 40.0), (lambda t: 3.0, 0.0)):
-        value, error = _slope(phi, 2e-16)
-        assert abs(value - slope) <= 10 * error
-        assert error < 1e-8 * max(slope, 1)
+        found = _slope(phi, 2e-16)
+        assert abs(found.value - slope) <= 10 * found.error
+        assert found.error < 1e-8 * max(slope, 1)
+        assert found.converged
+        assert found.flat == (slope == 0)
     rng = random.Random(0)
-    value, error = _slope(lambda t: math.sin(t) + 5e-7 * rng.random(), 2e-16)
-    assert 1e-9 < error < 1e-3  # noise is seen
-    assert abs(value - 1) <= 10 * error
-    assert _slope(lambda t: math.nan, 2e-16)[1] == math.inf
+    found = _slope(lambda t: math.sin(t) + 5e-7 * rng.random(), 2e-16)
+    assert 1e-9 < found.error < 1e-3  # noise is seen
+    assert abs(found.value - 1) <= 10 * found.error
+    assert found.converged
+
+
+def test_slope_does_not_settle_where_steps_are_too_long():
+    assert not _slope(lambda t: math.sin(1e9 * t + 1), 2e-16).converged
+    assert not _slope(lambda t: math.nan, 2e-16).converged
+    half = _slope(lambda t: math.sqrt(t + 0.01) if t > -0.01 else math.nan, 2e-16)
+    assert abs(half.value - 5) < 1e-6
 
 
 def test_jump_is_told_from_a_steep_slope():
@@ -814,7 +832,7 @@ def test_command_loads_a_module_of_a_package(capsys):
         ("nowhere.py:f", [], "expected a Python file at"),
         ("mine.py:bad", [], "has no function bad; it has"),
         ("broken.py:f", [], "fails when it is loaded: ZeroDivisionError: division by zero (broken.py:1)"),
-        ("mine.py:good", ["--modes", "0"], "modes must be integers >= 1"),
+        ("mine.py:good", ["--modes", "0"], "modes must be an integer >= 1"),
         ("mine.py:good", ["--time-limit", "0"], "time_limit must be positive"),
         ("mine.py:good", ["--topics", "speed"], "topics must be among"),
         ("mine.py:good", ["--device", "abacus"], "device must be one of"),
