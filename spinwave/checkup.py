@@ -181,11 +181,14 @@ def _slope(phi: Callable[[float], float], epsilon: float) -> _Slope:
         return _Slope(math.nan, math.inf, False, False)
     central = [(up - down) / (2 * h) for h, (up, down) in zip(steps, values, strict=True)]
     refined = [fine + (fine - coarse) / 15 for coarse, fine in pairwise(central)]
+    # What an inaccurate phi scatters by: under the smallest steps the estimates of a smooth one no longer change.
+    noise = max(abs(fine - coarse) * h for (coarse, fine), h in zip(pairwise(refined[-3:]), steps[-2:], strict=True))
     found = []
     for k in range(1, len(refined) - 1):
         rounding = epsilon * max(map(abs, values[k + 1])) / steps[k + 1]
         scatter = max(abs(refined[k] - refined[k - 1]), abs(refined[k] - refined[k + 1]))
-        found.append((scatter + rounding, refined[k], scatter <= max(10 * rounding, 0.1 * abs(refined[k]))))
+        error = scatter + max(rounding, noise / steps[k + 1])
+        found.append((error, refined[k], scatter <= max(10 * rounding, 0.1 * abs(refined[k]))))
     error, slope, converged = min(found)
     return _Slope(slope, error, converged, len({v for pair in values[-2:] for v in pair}) == 1)
 
@@ -197,17 +200,20 @@ def _jump(phi: Callable[[float], float]) -> float:
     extent = max(values) - min(values)
     if not (math.isfinite(extent) and extent > 0):
         return 0.0
-    k = max(range(32), key=lambda k: abs(values[k + 1] - values[k]))
-    left, right, low, high = points[k], points[k + 1], values[k], values[k + 1]
-    for _ in range(24):
-        middle = (left + right) / 2
-        value = phi(middle)
-        if abs(value - low) > abs(high - value):
-            right, high = middle, value
-        else:
-            left, low = middle, value
-    share = abs(high - low) / extent
-    return share if share > 1e-3 else 0.0
+    # Where it moves most, a jump stays when the interval shrinks.
+    for k in sorted(range(32), key=lambda k: -abs(values[k + 1] - values[k]))[:8]:
+        left, right, low, high = points[k], points[k + 1], values[k], values[k + 1]
+        for _ in range(24):
+            middle = (left + right) / 2
+            value = phi(middle)
+            if abs(value - low) > abs(high - value):
+                right, high = middle, value
+            else:
+                left, low = middle, value
+        share = abs(high - low) / extent
+        if share > 1e-3:
+            return share
+    return 0.0
 
 
 def _rms(values: Sequence[float]) -> float:
