@@ -1373,7 +1373,7 @@ class _Checkup:
             f", {in_bytes(memory)} kept for the backward pass of one sample"
             + ("" if powers or set(self.network[:-1]) == {full} else ", as if cost did not depend on the modes")
         )
-        batch = "" if not self.report.batched else "; as effective weights the samples of an epoch share them"
+        batch = "; with report.batched all samples share one set of effective weights" if self.report.batched else ""
         if epoch > 3600:
             self.add(
                 "warning",

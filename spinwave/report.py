@@ -185,7 +185,12 @@ def _badge(severity: str) -> str:
 
 
 def _rows(finding: Finding) -> list[tuple[str, str]]:
-    rows = [(label, getattr(finding, label)) for label in ("measured", "meaning", "cure", "cost")]
+    rows = (
+        ("measured", finding.measured),
+        ("meaning", finding.meaning),
+        ("cure", finding.cure),
+        ("costs", finding.cost),
+    )
     return [(label, text) for label, text in rows if text]
 
 
