@@ -219,6 +219,14 @@ def forgets_x(x, w):
     return w.square().mean()
 
 
+def numpy_threshold(x, w):
+    return torch.as_tensor(float(x.detach().numpy() @ w.detach().numpy() > 0.1))
+
+
+def at_rest(x, w):
+    return torch.relu((x * w).sum() / len(x) ** 0.5 - 1)  # 0 at most inputs
+
+
 def bad_margin(x, w):
     return ((x * (1 - 1e-12)).sin() * w).sum() / len(x) ** 0.5
 
@@ -273,6 +281,8 @@ NEURONS = {
     affine: (set(), ["affine in x"]),
     rectified: (set(), ["linear in w", "separable over modes"]),
     forgets_x: ({"warning: output does not depend on x"}, ["quadratic in w"]),
+    numpy_threshold: (STEPS, []),
+    at_rest: (set(), []),
     bad_margin: ({"warning: constants lost in float32"}, ["linear in w", "separable over modes"]),
 }
 
@@ -363,6 +373,7 @@ def test_package_neuron_has_no_fault_but_that_it_is_quiet_and_linear():
     quiet = found(report, "too quiet")
     steps = re.search(r"a first step is (\d+)% and (\d+)%", quiet.measured)
     assert int(steps[1]) < 50  # Adam's eps swallows what reaches the hidden layer
+    assert "eps swallows" in quiet.meaning
     gain = float(re.search(r"1/rms = (\S+)", quiet.measured)[1])
     notes = titles(report, "note")
     assert notes[0] == "linear in x"
@@ -379,6 +390,25 @@ def test_strong_coupling_is_not_nearly_linear_in_w():
     strong = SpinWaveParameters(coupling_total=100.0, readout_coupling=1.0)
     report = checkup(lambda x, w: neuron(x, w, strong), 20, 20, topics=["structure"])
     assert titles(report, "note") == ["linear in x"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_count_of_spikes_is_not_called_invariant_because_counts_coincide(seed):
+    report = checkup(spikes, 12, 12, seed=seed, topics=["structure"])
+    assert not [title for title in titles(report, "note") if title.startswith(("invariant", "separable"))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gradient_is_not_called_wrong_because_f_is_noisy(seed):
+    report = checkup(cancels, 12, 12, seed=seed, topics=["gradient"])
+    assert titles(report, "severe", "warning") == []
+
+
+def test_operators_inside_a_derivative_by_hand_are_not_blamed():
+    report = checkup(slightly_wrong, 8, 8, topics=["gradient"])
+    wrong = found(report, "gradient of w is wrong")
+    assert "by hand: HandWritten" in wrong.measured
+    assert "sin" not in wrong.measured
 
 
 # ---- functions that are no neurons
@@ -588,8 +618,9 @@ def test_batched_is_f_for_many(f):
 
 def test_batched_trains_like_f():
     x, w = torch.randn(4, 6, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
-    batched = checkup(oscillators, x[0], w[0], topics=["gradient", "structure"]).batched
-    (mine,) = torch.autograd.grad(batched(x, w).square().sum(), w)
+    report = checkup(oscillators, x[0], w[0], topics=["gradient", "structure"])
+    assert "one gradient of f in x per neuron" in found(report, "batched version").measured
+    (mine,) = torch.autograd.grad(report.batched(x, w).square().sum(), w)
     outputs = torch.stack([torch.stack([oscillators(a, b) for b in w]) for a in x])
     torch.testing.assert_close(mine, torch.autograd.grad(outputs.square().sum(), w)[0])
 
