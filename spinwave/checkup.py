@@ -203,7 +203,7 @@ def _jump(phi: Callable[[float], float]) -> float:
     # Where it moves most, a jump stays when the interval shrinks.
     for k in sorted(range(32), key=lambda k: -abs(values[k + 1] - values[k]))[:8]:
         left, right, low, high = points[k], points[k + 1], values[k], values[k + 1]
-        for _ in range(24):
+        for _ in range(32):
             middle = (left + right) / 2
             value = phi(middle)
             if abs(value - low) > abs(high - value):
@@ -599,19 +599,17 @@ class _Checkup:
 
         self.differentiable.append(name)
         found = self.compare(name, x, w, gradient)
-        for factor in (1, 1, 3, 3, 10, 10):
-            if not found["flat"] or self.seen.steps:
+        jump = self.jump_along(name, x, w) if self.seen.steps else 0.0
+        for factor in (1, 1, 3, 3, *[10] * 8):
+            if jump or not found["flat"]:
                 break
             # Flat where we are, a ReLU at rest perhaps: look elsewhere before a gradient of zero is called right.
             x, w = factor * self.draw("x"), factor * self.draw("w")
             with contextlib.suppress(Exception):
                 gradient = self.autograd(name, x, w)
                 found = self.compare(name, x, w, gradient)
-        at = w if name == "w" else x
+            jump = self.jump_along(name, x, w) if found["flat"] else 0.0
         tolerance = GRADIENT_TOLERANCE[self.working]
-        jump = 0.0
-        if self.seen.steps or found["flat"]:
-            jump = max(_jump(self.along(name, x, w, self.normal(at) * self.spread(at))) for _ in range(2))
         depends = self.depends_on(name)
         self.verified[name] = False
         steps = _list(self.seen.steps, "; thresholds at ")
@@ -626,17 +624,22 @@ class _Checkup:
                 "a look at where it should enter",
             )
             return
-        if found["flat"] and jump:
+        if found["flat"]:
             surrogate = gradient is not None and gradient.abs().max() > 0
+            title = f"piecewise constant in {name}" if jump else f"flat in {name} wherever it was tested"
             self.add(
                 "warning" if surrogate else "severe",
-                f"piecewise constant in {name}" + (", trained by a surrogate gradient" if surrogate else ""),
-                f"central differences are 0 in every direction, and the output jumps by {jump:.2g} of its range{steps}",
+                title + (", trained by a surrogate gradient" if surrogate else ""),
+                "central differences are 0 in every direction, and the output "
+                + (f"jumps by {jump:.2g} of its range" if jump else "changes only between distant inputs")
+                + steps,
                 "autograd returns a gradient that is not the derivative, as surrogates do; make sure that it is meant"
                 if surrogate
                 else "its gradient is zero wherever there is one: no step is ever taken",
                 "spiking",
-                "a smooth substitute for the threshold's derivative",
+                "a smooth substitute for the threshold's derivative"
+                if jump
+                else "smaller arguments, if it is saturated",
             )
             return
         wrong, worst, undecided = found["wrong"], found["worst"], found["undecided"]
@@ -707,6 +710,11 @@ class _Checkup:
                 "spiking",
                 "a smooth substitute for the threshold's derivative",
             )
+
+    def jump_along(self, name: str, x: Tensor, w: Tensor) -> float:
+        """Largest jump on two lines through x or w, as a share of the range of f."""
+        at = w if name == "w" else x
+        return max(_jump(self.along(name, x, w, self.spread(at) * self.normal(at))) for _ in range(2))
 
     def depends_on(self, name: str) -> bool:
         """Whether f moves with an argument, somewhere."""
@@ -834,6 +842,10 @@ class _Checkup:
                     "a bound on its arguments",
                 )
                 return
+            if size == 0:  # a ReLU may be at rest a few times
+                more = [(self.draw("x").to(self.x), self.draw("w").to(self.w)) for _ in range(3 * number)]
+                outputs += self.sizes(more)[0]
+                size = _rms(outputs)
             if size == 0:
                 self.add(
                     "warning",
@@ -961,21 +973,24 @@ class _Checkup:
         origin = g(zero)
         residuals, offsets, parallelograms, parities = {}, [], [], {1: 0.0, -1: 0.0}
         constant = True
-        for scale in (0.01, 1.0, 100.0):
+        for scale in (0.01, 1.0, 100.0) * (2 if self.call_seconds < 0.02 else 1):
             a, b = scale * self.draw(name), scale * self.draw(name)
             ga, gb, both, difference, minus = g(a), g(b), g(a + b), g(a - b), g(-a)
             values = (ga, gb, both, difference, minus)
             moved = max(abs(v - origin) for v in values)
             size = max(map(abs, (origin, *values)))
-            constant = constant and moved == 0
-            if not math.isfinite(moved) or moved == 0:
-                residuals[scale] = math.inf if moved else 0.0
-                parallelograms.append(math.inf if moved else 0.0)
+            if moved == 0:
+                continue
+            constant = False
+            if not math.isfinite(moved):
+                residuals[scale] = math.inf
+                parallelograms.append(math.inf)
                 continue
             # Rounding of a large offset would pass for curvature.
             if 100 * torch.finfo(self.working).eps * size > self.tolerance * moved:
                 continue
-            residuals[scale] = max(abs(both - ga - gb + origin), abs(difference - ga + gb - origin)) / moved
+            off = (both - ga - gb + origin, difference - ga + gb - origin, minus + ga - 2 * origin)
+            residuals[scale] = max(residuals.get(scale, 0.0), *(abs(v) / moved for v in off))
             offsets.append(abs(origin) / size)
             parallelograms.append(abs(both + difference - 2 * ga - 2 * gb + 2 * origin) / moved)
             for sign in parities:
@@ -984,7 +999,10 @@ class _Checkup:
             return
         worst = max(residuals.values())
         shown = ", ".join(f"{r:.1g} at {scale:g} {name}" for scale, r in residuals.items())
-        tested = f"f(a ± b) - f(a) ∓ f(b) ± f(0) relative to f: {shown} (tolerance {self.tolerance:.0e})"
+        tested = (
+            f"f(a ± b) - f(a) ∓ f(b) ± f(0) and f(a) + f(-a) - 2 f(0), relative to f: {shown} "
+            f"(tolerance {self.tolerance:.0e})"
+        )
         if worst <= self.tolerance:
             offset = max(offsets, default=0.0) > self.tolerance
             if name == "x":

@@ -223,6 +223,10 @@ def numpy_threshold(x, w):
     return torch.as_tensor(float(x.detach().numpy() @ w.detach().numpy() > 0.1))
 
 
+def saturated(x, w):
+    return torch.tanh(1e4 * (x * w).sum())
+
+
 def at_rest(x, w):
     return torch.relu((x * w).sum() / len(x) ** 0.5 - 1)  # 0 at most inputs
 
@@ -282,6 +286,7 @@ NEURONS = {
     rectified: (set(), ["linear in w", "separable over modes"]),
     forgets_x: ({"warning: output does not depend on x"}, ["quadratic in w"]),
     numpy_threshold: (STEPS, []),
+    saturated: ({f"severe: flat in {name} wherever it was tested" for name in "xw"}, []),
     at_rest: (set(), []),
     bad_margin: ({"warning: constants lost in float32"}, ["linear in w", "separable over modes"]),
 }
