@@ -599,16 +599,20 @@ class _Checkup:
 
         self.differentiable.append(name)
         found = self.compare(name, x, w, gradient)
-        jump = self.jump_along(name, x, w) if self.seen.steps else 0.0
-        for factor in (1, 1, 3, 3, *[10] * 8):
-            if jump or not found["flat"]:
-                break
-            # Flat where we are, a ReLU at rest perhaps: look elsewhere before a gradient of zero is called right.
-            x, w = factor * self.draw("x"), factor * self.draw("w")
-            with contextlib.suppress(Exception):
-                gradient = self.autograd(name, x, w)
-                found = self.compare(name, x, w, gradient)
-            jump = self.jump_along(name, x, w) if found["flat"] else 0.0
+        jump = self.jump_along(name, x, w) if self.seen.steps or found["flat"] else 0.0
+        if found["flat"] and not jump:
+            # At rest or saturated perhaps: look elsewhere before a gradient of zero is called right.
+            for factor in (1, -1, 10, -10, 0.1, -0.1) * 2:
+                if factor == 1:
+                    drawn = self.draw("x"), self.draw("w")
+                x, w = factor * drawn[0], abs(factor) * drawn[1]
+                with contextlib.suppress(Exception):
+                    gradient = self.autograd(name, x, w)
+                    found = self.compare(name, x, w, gradient)
+                if not found["flat"]:
+                    break
+            else:
+                jump = self.jump_along(name, x, w)
         tolerance = GRADIENT_TOLERANCE[self.working]
         depends = self.depends_on(name)
         self.verified[name] = False

@@ -224,7 +224,11 @@ def numpy_threshold(x, w):
 
 
 def saturated(x, w):
-    return torch.tanh(1e4 * (x * w).sum())
+    return torch.tanh(1e6 * (x * w).sum())
+
+
+def clamped(x, w):
+    return (x * w).sum().clamp(-1, 1)
 
 
 def at_rest(x, w):
@@ -287,6 +291,7 @@ NEURONS = {
     forgets_x: ({"warning: output does not depend on x"}, ["quadratic in w"]),
     numpy_threshold: (STEPS, []),
     saturated: ({f"severe: flat in {name} wherever it was tested" for name in "xw"}, []),
+    clamped: (set(), []),
     at_rest: (set(), []),
     bad_margin: ({"warning: constants lost in float32"}, ["linear in w", "separable over modes"]),
 }
