@@ -1,4 +1,4 @@
-"""Command line: ``python -m spinwave train | evaluate | bench``."""
+"""Command line: ``python -m spinwave train | evaluate | bench | checkup``."""
 
 import argparse
 import datetime
@@ -12,6 +12,7 @@ import torch
 
 from .bench import CONTENDERS, table
 from .bench import run as run_bench
+from .checkup import TOPICS, check_file
 from .data import DATASETS, load_mnist
 from .effective import MODELS
 from .layers import SpinWaveMLP
@@ -20,6 +21,7 @@ from .scaling import run as run_scaling
 from .training import (
     CHECKPOINT,
     Diverged,
+    _write,
     check_seed,
     choose_device,
     evaluate,
@@ -43,10 +45,10 @@ DEFAULTS: dict[str, Any] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 1 diverged, 2 bad input, 130 interrupted."""
+    """Run a command and return its exit code: 0 done, 1 diverged or a severe finding, 2 bad input, 130 interrupted."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options) or 0
     except Diverged as error:
         print(f"spinwave: {error}", file=sys.stderr)
         return 1
@@ -61,7 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nspinwave: interrupted", file=sys.stderr)
         return 130
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,6 +140,28 @@ def _parser() -> argparse.ArgumentParser:
     bench_parser.add_argument(
         "--out", type=Path, metavar="FOLDER", default=Path("benchmarks", "results"), help="(%(default)s)"
     )
+
+    checkup_parser = commands.add_parser(
+        "checkup",
+        help="find what is wrong with a neuron of your own",
+        description="Call a function f(x, w) on drawn inputs and report its gradients, scale, structure, precision, "
+        "cost and portability, with the chapter that cures what is found. Loading the file executes its top level, as "
+        "an import does; beyond that only the function is called, in a process of its own. The exit code is 1 if a "
+        "severe finding stands.",
+    )
+    checkup_parser.set_defaults(run=_checkup)
+    checkup_parser.add_argument("target", metavar="FILE.py:FUNCTION", help="f(x, w) -> one number, of tensors (modes,)")
+    checkup_parser.add_argument("--modes", type=int, default=100, help="entries of x and of w (%(default)s)")
+    checkup_parser.add_argument("--seed", type=int, default=0, help="of all draws (%(default)s)")
+    checkup_parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (cpu)")
+    checkup_parser.add_argument(
+        "--network", type=int, nargs="+", default=[100, 100, 10], metavar="N", help="sizes to project (100 100 10)"
+    )
+    checkup_parser.add_argument("--samples", type=int, default=60_000, help="of an epoch (%(default)s)")
+    checkup_parser.add_argument("--topics", nargs="+", default=list(TOPICS), help=f"among {', '.join(TOPICS)} (all)")
+    checkup_parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for everything (%(default)s)")
+    checkup_parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page as well")
+    checkup_parser.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON as well; - for JSON alone")
     return parser
 
 
@@ -267,6 +290,26 @@ def _bench(options: argparse.Namespace) -> None:
 
         ladder(results).savefig(file.with_suffix(".png"), dpi=150)
     print(f"\nResults are in {file}, the figure beside it.")
+
+
+def _checkup(options: argparse.Namespace) -> int:
+    report = check_file(
+        options.target,
+        options.time_limit,
+        modes=options.modes,
+        seed=options.seed,
+        device=options.device,
+        network=options.network,
+        samples=options.samples,
+        topics=options.topics,
+    )
+    alone = options.json is not None and str(options.json) == "-"
+    print(report.to_json() if alone else report)
+    if options.json is not None and not alone:
+        _write(options.json, report.to_json().encode())
+    if options.html is not None:
+        _write(options.html, report.page().encode())
+    return int(report.severe)
 
 
 if __name__ == "__main__":
