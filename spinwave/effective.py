@@ -376,7 +376,8 @@ def _integral_table(
             cosines = torch.cos(torch.arange(len(angle), dtype=torch.float64)[:, None] * angle) * (2 / len(angle))
             cosines[0] /= 2
             table = torch.tensordot(table, cosines, ([1], [1]))  # the new axis is the last: b, then A
-        peaks = table.abs() / table.abs().amax((1, 2), keepdim=True)
+        # both derivatives in units of that in the midpoint: the other may be small, and its digits rounding
+        peaks = table.abs() / table[[0, 1, 1]].abs().amax((1, 2), keepdim=True)
         needed = [int((peaks.amax(rest) > tolerance).nonzero().max()) + 1 for rest in ((0, 2), (0, 1))]
         if all(n <= size - 2 for n, size in zip(needed, sizes, strict=True)):  # the tails were seen to be empty
             break
