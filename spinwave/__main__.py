@@ -209,7 +209,7 @@ def _train(options: argparse.Namespace) -> None:
                 _train_into(out, device, options)
         else:
             _train_into(out, choose_device(device), options)
-    except (KeyboardInterrupt, ConnectionError):
+    except (KeyboardInterrupt, ConnectionAbortedError):
         if (out / CHECKPOINT).exists():
             again = ["train", "--resume", "--out", str(out)]
             for name in ("root", "device"):  # the run does not remember these
@@ -228,7 +228,7 @@ def _process_group(device: str | None) -> Iterator[torch.device]:
 
     Raises:
         ValueError: there is no such device, or none of its own for each process.
-        ConnectionError: another process has ended.
+        ConnectionAbortedError: another process has ended.
     """
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, where each process takes its own GPU, got {device!r}")
@@ -238,13 +238,15 @@ def _process_group(device: str | None) -> Iterator[torch.device]:
         torch.cuda.set_device(chosen)
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     # When one process fails torchrun ends the others with SIGTERM, which by itself would be the end without a word.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         yield chosen
     except BaseException as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are on the way out
-        if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            raise ConnectionError("another process of this training has ended") from error
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this one is ending already
+        lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+        if lost or isinstance(error, SystemExit):
+            reason = "another process of this training has ended, or torchrun was stopped"
+            raise ConnectionAbortedError(reason) from error
         raise
     dist.destroy_process_group()
 
