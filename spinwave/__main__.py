@@ -268,7 +268,7 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
     limit = chosen["limit"]
     if limit is not None and limit < 1:
         raise ValueError(f"--limit must be at least 1, got {limit}")
-    if "download" in options and dist.is_initialized():
+    if "download" in options and _under_torchrun():
         if os.environ["LOCAL_RANK"] == "0":  # two downloads would write into one file
             for split in ("train", "test"):
                 _load(split, options, chosen["size"], chosen["data"])

@@ -64,8 +64,9 @@ def fit(
 
     Where a :mod:`torch.distributed` process group was set up, its processes train one network together: all call
     ``fit`` alike, each on its own ``device``, and each takes its share of every batch. The result is that of one
-    process but for rounding, also when the number of processes changes between stop and resume. Only rank 0 writes
-    into ``out``, which the others must be able to read to resume; an error below is raised in every process.
+    process but for rounding, which grows as training goes on, also when the number of processes changes between stop
+    and resume. Only rank 0 writes into ``out``, which the others must be able to read to resume; an error below is
+    raised in every process. One that waits for a process that has died gets PyTorch's RuntimeError.
 
     Arguments:
         model: the network, trained in place; ``(batch, features)`` to logits ``(batch, classes)``.
@@ -290,9 +291,9 @@ def _together() -> Iterator[None]:
         error = raised
     errors: list[Exception | None] = [None] * processes
     dist.all_gather_object(errors, error)
-    raised_ones = [*filter(None, (error, *errors))]
-    if raised_ones:
-        raise raised_ones[0]
+    for reason in (error, *errors):
+        if reason is not None:
+            raise reason
 
 
 def check_seed(seed: int) -> None:
