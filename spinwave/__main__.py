@@ -1,14 +1,20 @@
 """Command line: ``python -m spinwave train | evaluate | bench | checkup``."""
 
 import argparse
+import contextlib
 import datetime
+import functools
+import os
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from .bench import CONTENDERS, table
 from .bench import run as run_bench
@@ -27,6 +33,7 @@ from .training import (
     evaluate,
     fit,
     load_checkpoint,
+    rank_and_processes,
 )
 
 # Of `train`. The parser leaves them out, so that a resumed run can tell what was asked for.
@@ -50,23 +57,54 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return options.run(options) or 0
     except Diverged as error:
-        print(f"spinwave: {error}", file=sys.stderr)
+        _tell(f"spinwave: {error}")
         return 1
     except (ValueError, OSError) as error:
-        print(f"spinwave: {error}", file=sys.stderr)
+        _tell(f"spinwave: {error}")
         return 2
     except RuntimeError as error:
         if "memory" not in str(error):  # on the CPU PyTorch has no type of its own for that
             raise
-        print(f"spinwave: {str(error).splitlines()[0]}", file=sys.stderr)
+        _tell(f"spinwave: {str(error).splitlines()[0]}")
         return 2
     except KeyboardInterrupt:
-        print("\nspinwave: interrupted", file=sys.stderr)
+        _tell("\nspinwave: interrupted")
         return 130
 
 
+def _tell(message: str) -> None:
+    if _tells():
+        print(message, file=sys.stderr)
+
+
+@functools.cache
+def _tells() -> bool:
+    """Whether it is this process that says why the command ends.
+
+    Of those that torchrun started it is the first to ask: it has the reason, and the others fail in its wake.
+    """
+    if not _under_torchrun():
+        return True
+    try:
+        store, _, _ = next(dist.rendezvous("env://"))
+        return store.add("reason told", 1) == 1
+    except RuntimeError:  # torchrun has gone
+        return True
+
+
+def _under_torchrun() -> bool:
+    return dist.is_available() and dist.is_torchelastic_launched()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if _tells():
+            super().error(message)
+        self.exit(2)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m spinwave", description="Networks of simulated quantum memories, trained on real digits."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -188,22 +226,61 @@ def _read(run: Path) -> tuple[SpinWaveMLP, dict[str, Any]]:
 
 def _train(options: argparse.Namespace) -> None:
     out = getattr(options, "out", None) or Path("runs", datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+    device = getattr(options, "device", None)
+    command = "python -m spinwave"
     try:
-        _train_into(out, options)
-    except KeyboardInterrupt:
+        if _under_torchrun():
+            command = f"torchrun --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']} -m spinwave"
+            with _process_group(device) as device:
+                given = [out]
+                dist.broadcast_object_list(given)  # the clocks of the processes may differ
+                (out,) = given
+                _train_into(out, device, options)
+        else:
+            _train_into(out, choose_device(device), options)
+    except (KeyboardInterrupt, ConnectionAbortedError):
         if (out / CHECKPOINT).exists():
             again = ["train", "--resume", "--out", str(out)]
             for name in ("root", "device"):  # the run does not remember these
                 if name in options:
                     again += [f"--{name}", getattr(options, name)]
-            message = f"The last saved epoch is kept. Continue with: python -m spinwave {shlex.join(again)}"
+            message = f"The last saved epoch is kept. Continue with: {command} {shlex.join(again)}"
         else:
             message = "Nothing was saved yet. Start again with the same command."
-        print(f"\n{message}", file=sys.stderr)
+        _tell(f"\n{message}")
         raise
 
 
-def _train_into(out: Path, options: argparse.Namespace) -> None:
+@contextlib.contextmanager
+def _process_group(device: str | None) -> Iterator[torch.device]:
+    """Join the processes that torchrun started; on GPUs, each with its own. Gives the device of this process.
+
+    Raises:
+        ValueError: there is no such device, or none of its own for each process.
+        ConnectionAbortedError: another process has ended.
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, where each process takes its own GPU, got {device!r}")
+    chosen = choose_device(device)
+    if chosen.type == "cuda":
+        chosen = choose_device(f"cuda:{os.environ['LOCAL_RANK']}")
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    # When one process fails torchrun ends the others with SIGTERM, which by itself would be the end without a word.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        yield chosen
+    except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this one is ending already
+        lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+        if lost or isinstance(error, SystemExit):
+            reason = "another process of this training has ended, or torchrun was stopped"
+            raise ConnectionAbortedError(reason) from error
+        raise
+    dist.destroy_process_group()
+
+
+def _train_into(out: Path, device: torch.device, options: argparse.Namespace) -> None:
     resume = "resume" in options
     given = {name: value for name, value in vars(options).items() if name in DEFAULTS}
     saved = {}
@@ -217,10 +294,14 @@ def _train_into(out: Path, options: argparse.Namespace) -> None:
     chosen = DEFAULTS | saved | given
 
     parameters = SpinWaveParameters(**{field.name: chosen[field.name] for field in fields(SpinWaveParameters)})
-    device = choose_device(getattr(options, "device", None))
     limit = chosen["limit"]
     if limit is not None and limit < 1:
         raise ValueError(f"--limit must be at least 1, got {limit}")
+    if "download" in options and _under_torchrun():
+        if os.environ["LOCAL_RANK"] == "0":  # two downloads would write into one file
+            for split in ("train", "test"):
+                _load(split, options, chosen["size"], chosen["data"])
+        dist.barrier()
     images, labels = _load("train", options, chosen["size"], chosen["data"])
     test = _load("test", options, chosen["size"], chosen["data"])
     check_seed(chosen["seed"])
@@ -240,6 +321,8 @@ def _train_into(out: Path, options: argparse.Namespace) -> None:
         resume=resume,
         notes={name: chosen[name] for name in ("data", "size", "limit")},
     )
+    if rank_and_processes()[0] > 0:
+        return
 
     from .figures import confusion_matrix, learning_curves
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 try:
@@ -62,12 +64,19 @@ def fit(
     once, on the first 4096 training images. On the CPU, with the same number of threads, the same seed, model and data
     give the same weights, bit for bit, also when training was stopped after any epoch and resumed.
 
+    Where a :mod:`torch.distributed` process group was set up, its processes train one network together: all call
+    ``fit`` alike, each on its own ``device``, and each takes its share of every batch. The result is that of one
+    process but for rounding, which grows as training goes on, also when the number of processes changes between stop
+    and resume. Only rank 0 writes into ``out``, which the others must be able to read to resume; an error below is
+    raised in every process. One that waits for a process that has died gets PyTorch's RuntimeError.
+
     Arguments:
         model: the network, trained in place; ``(batch, features)`` to logits ``(batch, classes)``.
         train: images ``(N, features)`` and labels ``(N,)`` int64.
         test: the same, evaluated after every epoch. Nothing is chosen by it.
         epochs: passes over the training images, an integer >= 1.
-        batch_size: images a step, an integer >= 1; the last batch of an epoch may be smaller.
+        batch_size: images a step, all processes together, an integer >= 1 and at least one for each process; the last
+            batch of an epoch may be smaller.
         learning_rate: peak of the one-cycle schedule, > 0. Control amplitudes start as N(0, 1), so 0.2 is a fifth of
             a weight's size; a plain ``nn.Linear(100, ...)`` starts 17 times smaller and wants a smaller rate.
         seed: of the shuffling.
@@ -93,6 +102,9 @@ def fit(
         OSError: a checkpoint could not be written; the one before it is kept.
     """
     check_recipe(epochs, batch_size, learning_rate, seed)
+    rank, processes = rank_and_processes()
+    if batch_size < processes:
+        raise ValueError(f"batch_size must be at least the number of processes, {processes}, got {batch_size}")
     if out is not None and not isinstance(model, SpinWaveMLP):
         raise ValueError(f"a run with out must train a SpinWaveMLP, got {type(model).__name__}")
     if resume and out is None:
@@ -128,21 +140,27 @@ def fit(
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
     history: History = []
     steps = math.ceil(len(images) / batch_size)
-    surroundings = environment(device)
+    surroundings = environment(device) | {"processes": processes}
 
-    with contextlib.nullcontext() if out is None else open_folder(out, resume) as folder:
-        if resume:
-            assert folder is not None  # checked above
-            assert isinstance(model, SpinWaveMLP)
-            history = _restore(folder, model, optimizer, settings)
-        elif isinstance(model, SpinWaveMLP):
-            model.calibrate(images[:4096])
-        # Model and data that do not fit together show here, before the first step.
-        score = evaluate(model, *test)
-        _check_labels("train", labels, len(score["confusion"]))
+    with contextlib.ExitStack() as stack:
+        folder = None
+        with _together():
+            if out is not None and rank == 0:
+                folder = stack.enter_context(open_folder(out, resume))
+            if out is not None and resume:
+                assert isinstance(model, SpinWaveMLP)  # checked above
+                history = _restore(Path(out), model, optimizer, settings)
+            elif isinstance(model, SpinWaveMLP):
+                model.calibrate(images[:4096])
+            # Model and data that do not fit together show here, before the first step.
+            score = evaluate(model, *test)
+            _check_labels("train", labels, len(score["confusion"]))
 
         network = torch.compile(model) if compile else model
-        with tqdm(total=epochs * steps, initial=len(history) * steps, unit="step", disable=not progress) as bar:
+        if processes > 1:
+            network = DistributedDataParallel(network)
+        hidden = not progress or rank > 0
+        with tqdm(total=epochs * steps, initial=len(history) * steps, unit="step", disable=hidden) as bar:
             for epoch in range(len(history), epochs):
                 begin = time.perf_counter()
                 order = shuffled(len(images), seed, epoch)
@@ -151,24 +169,29 @@ def fit(
                     for step, index in enumerate(order.to(device).split(batch_size)):
                         rate = one_cycle((epoch * steps + step) / (epochs * steps))
                         optimizer.param_groups[0]["lr"] = learning_rate * rate
-                        loss = F.cross_entropy(network(images[index]), labels[index])
-                        # Reading the loss stalls a GPU, so there a NaN is found at the end of the epoch.
-                        if device.type == "cpu":
+                        share = index[rank::processes]
+                        loss = F.cross_entropy(network(images[share]), labels[share], reduction="sum")
+                        # Reading the loss stalls a GPU, and a process that stopped alone would stall the others. There
+                        # a NaN is found at the end of the epoch.
+                        if device.type == "cpu" and processes == 1:
                             _check_loss(loss.item())
                         optimizer.zero_grad()
-                        loss.backward()
+                        # The gradient of the batch's mean: the processes average theirs, and shares may be uneven.
+                        loss.backward(torch.full_like(loss, processes / len(index)))
                         optimizer.step()
-                        total += loss.detach() * len(index)
+                        total += loss.detach()
                         bar.update()
+                    if processes > 1:
+                        dist.all_reduce(total)
                     _check_loss(total.item())
                     score = evaluate(model, *test)
                     _check_loss(score["loss"])
                 except ValueError as error:
                     # Everything fitted above: what loss or layers refuse now are weights that ran away.
-                    kept = f"epoch {epoch} is kept in {folder}" if epoch else "nothing was saved yet"
+                    kept = f"epoch {epoch} is kept in {out}" if epoch else "nothing was saved yet"
                     raise Diverged(
                         f"training diverged in epoch {epoch + 1}: {error}; try a smaller learning rate"
-                        + ("" if folder is None else f" ({kept})")
+                        + ("" if out is None else f" ({kept})")
                     ) from error
                 history.append(
                     {
@@ -180,12 +203,13 @@ def fit(
                     }
                 )
                 bar.set_postfix_str(f"test accuracy {score['accuracy']:.2%}")
-                if folder is not None:
-                    assert isinstance(model, SpinWaveMLP)  # checked above
-                    # In this order: stopped in between, a resumed run repeats the epoch and writes both again.
-                    metrics = _metrics(model, settings, history, score, surroundings)
-                    _write(folder / METRICS, json.dumps(metrics, indent=1).encode())
-                    save_checkpoint(folder, model, optimizer, settings, history)
+                with _together():
+                    if folder is not None:
+                        assert isinstance(model, SpinWaveMLP)  # checked above
+                        # In this order: stopped in between, a resumed run repeats the epoch and writes both again.
+                        metrics = _metrics(model, settings, history, score, surroundings)
+                        _write(folder / METRICS, json.dumps(metrics, indent=1).encode())
+                        save_checkpoint(folder, model, optimizer, settings, history)
     return _metrics(model, settings, history, score, surroundings)
 
 
@@ -258,6 +282,32 @@ def check_recipe(epochs: int, batch_size: int, learning_rate: float, seed: int) 
     check_seed(seed)
     if not (isinstance(learning_rate, int | float) and 0 < learning_rate < math.inf):
         raise ValueError(f"learning_rate must be positive and finite, got {learning_rate!r}")
+
+
+def rank_and_processes() -> tuple[int, int]:
+    """Which of the processes that train together this one is, and how many they are: (0, 1) without a process group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Raise in every process what one of them raises in the block: none is left to wait for one that gave up."""
+    _, processes = rank_and_processes()
+    if processes == 1:
+        yield
+        return
+    error: Exception | None = None
+    try:
+        yield
+    except (OSError, ValueError) as raised:
+        error = raised
+    errors: list[Exception | None] = [None] * processes
+    dist.all_gather_object(errors, error)
+    for reason in (error, *errors):
+        if reason is not None:
+            raise reason
 
 
 def check_seed(seed: int) -> None:

@@ -390,7 +390,7 @@ def test_huge_learning_rate_diverges(digits, tmp_path, model, learning_rate):
 
 def test_loss_that_is_not_finite_stops_at_once_on_the_cpu(digits, monkeypatch):
     losses = [math.nan]
-    monkeypatch.setattr(training.F, "cross_entropy", lambda logits, _: logits.sum() * losses.pop())
+    monkeypatch.setattr(training.F, "cross_entropy", lambda logits, *_, **__: logits.sum() * losses.pop())
     monkeypatch.setattr(training, "evaluate", lambda *_: {"loss": 2.3, "accuracy": 0.1, "confusion": range(10)})
     with pytest.raises(Diverged, match="diverged in epoch 1: the loss became nan"):
         train(digits)
@@ -421,7 +421,7 @@ def test_divergence_keeps_the_last_good_checkpoint(digits, tmp_path, monkeypatch
         if where == "weights":
             model.layers[0].weight.data[0, 0] = bad
         elif where == "loss":
-            patch.setattr(training.F, "cross_entropy", lambda logits, labels: logits.sum() * bad)
+            patch.setattr(training.F, "cross_entropy", lambda logits, *_, **__: logits.sum() * bad)
         else:
             patch.setattr(training, "evaluate", lambda *_: {"loss": bad, "accuracy": 0.1})
 
