@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from .bench import CONTENDERS, table
 from .bench import run as run_bench
@@ -47,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "data": "mnist",
     "size": 10,
     "limit": None,
+    "augment": False,
     **{field.name: field.default for field in fields(SpinWaveParameters)},
 }
 
@@ -86,8 +88,8 @@ def _tells() -> bool:
     if not _under_torchrun():
         return True
     try:
-        store, _, _ = next(dist.rendezvous("env://"))
-        return store.add("reason told", 1) == 1
+        store, _, _ = next(rendezvous("env://"))
+        return int(store.add("reason told", 1)) == 1
     except RuntimeError:  # torchrun has gone
         return True
 
@@ -140,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     option("limit", int, "use only the first so many training images")
     option("out", Path, "folder of the run (a new one below runs/)")
     train.add_argument("--resume", action="store_true", help="continue the run in --out")
+    train.add_argument("--augment", action="store_true", help="turn, scale, slant and shift the digits a little")
     train.add_argument("--compile", action="store_true", help="use torch.compile")
     _add_data_source(train)
 
@@ -291,6 +294,7 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
         settings = described["settings"]
         saved = {name: settings[name] for name in ("epochs", "batch_size", "seed", "model", "data", "size", "limit")}
         saved |= {"lr": settings["learning_rate"], "hidden": settings["sizes"][1:-1], **described["parameters"]}
+        saved["augment"] = settings.get("augment", False)
     chosen = DEFAULTS | saved | given
 
     parameters = SpinWaveParameters(**{field.name: chosen[field.name] for field in fields(SpinWaveParameters)})
@@ -316,6 +320,7 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
         learning_rate=chosen["lr"],
         seed=chosen["seed"],
         device=device,
+        augment=chosen["augment"],
         compile="compile" in options,
         out=out,
         resume=resume,

@@ -28,6 +28,7 @@ try:
 except ImportError:  # Windows has none; there nothing keeps two trainings out of one folder
     fcntl = None  # type: ignore[assignment]
 
+from .data import distort
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
 
@@ -52,6 +53,7 @@ def fit(
     learning_rate: float = 0.2,
     seed: int = 0,
     device: str | torch.device | None = None,
+    augment: bool = False,
     compile: bool = False,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -81,6 +83,8 @@ def fit(
             a weight's size; a plain ``nn.Linear(100, ...)`` starts 17 times smaller and wants a smaller rate.
         seed: of the shuffling.
         device: where to train; by default a GPU if there is one.
+        augment: train on digits that are turned, scaled, slanted and shifted a little, anew in every epoch; the images
+            must be square.
         compile: pass the model through :func:`torch.compile`.
         out: folder for a checkpoint and ``metrics.json`` after every epoch; the model must be a :class:`SpinWaveMLP`.
             One training at a time may use it (Windows does not check).
@@ -125,6 +129,8 @@ def fit(
         "seed": seed,
         "train_images": len(train[0]),
     }
+    if augment:
+        settings["augment"] = True
     if isinstance(model, SpinWaveMLP):
         settings |= {"sizes": model.sizes, "model": model.model}
     try:
@@ -164,13 +170,16 @@ def fit(
             for epoch in range(len(history), epochs):
                 begin = time.perf_counter()
                 order = shuffled(len(images), seed, epoch)
+                chance = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
                 total = torch.zeros((), device=device)
                 try:
                     for step, index in enumerate(order.to(device).split(batch_size)):
                         rate = one_cycle((epoch * steps + step) / (epochs * steps))
                         optimizer.param_groups[0]["lr"] = learning_rate * rate
                         share = index[rank::processes]
-                        loss = F.cross_entropy(network(images[share]), labels[share], reduction="sum")
+                        # Every process draws for the whole batch, so that the digits do not depend on their number.
+                        x = distort(images[index], chance)[rank::processes] if augment else images[share]
+                        loss = F.cross_entropy(network(x), labels[share], reduction="sum")
                         # Reading the loss stalls a GPU, and a process that stopped alone would stall the others. There
                         # a NaN is found at the end of the epoch.
                         if device.type == "cpu" and processes == 1:

@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import Resize
 
 from spinwave import data
-from spinwave.data import load_mnist, resize
+from spinwave.data import distort, load_mnist, resize
 
 LABEL_COUNTS = {
     "train": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
@@ -317,3 +317,31 @@ def test_package_and_its_digits_load_in_little_time():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- augmentation
+
+
+def test_distorted_digits_are_moved_a_little_and_repeatably():
+    images = load_mnist("test")[0][:200]
+    once, again = (distort(images, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(once, again)
+    other = distort(images, torch.Generator().manual_seed(4))
+    assert (once - other).abs().mean() > 0.01
+    for moved in (once, other):
+        assert moved.shape == images.shape
+        assert moved.min() >= 0
+        assert moved.max() <= 1
+        likeness = torch.nn.functional.cosine_similarity(moved, images)
+        assert 0.75 < likeness.mean() < 0.97
+    # the ink of an image moves by at most a fourteenth of the side, and a slant or turn adds little to its centre
+    place = torch.arange(10.0)
+    column = [(part.view(-1, 10, 10).sum(1) @ place) / part.sum(1) for part in (images, once)]
+    shift = column[1] - column[0]
+    assert shift.abs().max() < 1.5
+    assert shift.std() > 0.2
+
+
+def test_images_that_are_not_square_are_not_distorted():
+    with pytest.raises(ValueError, match=r"square images, .* got shape \(2, 7\)"):
+        distort(torch.zeros(2, 7), torch.Generator())

@@ -204,6 +204,21 @@ def test_resumed_double_precision_run_equals_one_never_stopped(digits, tmp_path,
     assert same(weights(resumed), weights(straight))
 
 
+def test_resumed_run_on_distorted_digits_equals_one_never_stopped(digits, tmp_path, monkeypatch):
+    straight, metrics = train(digits, augment=True)
+    plain, _ = train(digits)
+    assert not same(weights(straight), weights(plain))
+    assert metrics["settings"]["augment"] is True
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            train(digits, augment=True, out=tmp_path)
+    with pytest.raises(ValueError, match="augment expected True, got None"):
+        train(digits, network(seed=9), out=tmp_path, resume=True)
+    resumed, _ = train(digits, network(seed=9), augment=True, out=tmp_path, resume=True)
+    assert same(weights(resumed), weights(straight))
+
+
 def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
     model, metrics = train(digits, out=tmp_path)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
