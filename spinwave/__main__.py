@@ -358,7 +358,6 @@ def _bench(options: argparse.Namespace) -> None:
     if options.scaling:
         if options.rungs or options.batch or options.networks or options.quick:
             raise ValueError("--scaling has a plan of its own: expected none of --rungs, --batch, --networks, --quick")
-        options.out.mkdir(parents=True, exist_ok=True)
         run_scaling(file, device=device, repeat=options.repeat)
         print(f"\nResults are in {file}.")
         return

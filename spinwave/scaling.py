@@ -68,6 +68,7 @@ def run(
             for points in POINTS
         ),
     ]
+    file.parent.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"environment": environment(chosen), "rows": [], "slopes": {}}
     for wanted in plan:
         row = {"sizes": (100, 100, 10), "model": "continuum", "parameters": question, "dtype": torch.float32, **wanted}

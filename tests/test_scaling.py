@@ -1,0 +1,70 @@
+"""Training steps beside nn.Linear: what is measured, fitted and written."""
+
+import json
+
+import pytest
+import torch
+
+from spinwave import SpinWaveParameters, scaling
+from spinwave.__main__ import main
+
+
+@pytest.mark.parametrize("model", ["continuum", "discretized"])
+def test_steps_take_turns_and_come_in_pairs(model):
+    physics = SpinWaveParameters(points=8)
+    ours, theirs = scaling.step_seconds((6, 5, 3), 4, physics, model, torch.float64, torch.device("cpu"), repeat=7)
+    assert len(ours) == len(theirs) == 7
+    assert min(ours + theirs) > 0
+
+
+def test_slopes_are_powers_of_the_weights_that_take_the_time():
+    def row(series, weights, points, seconds):
+        return {"series": series, "weights": weights, "points": points, "seconds": [seconds, seconds, 99.0]}
+
+    rows = [row("weights", 10**k, 100, 10.0 ** (k / 2)) for k in (5, 6, 7)]
+    rows += [row("weights", 10**3, 100, 50.0)]  # all overhead
+    rows += [row("points", 10**4, points, 3.0) for points in (25, 50, 100)]
+    assert scaling.slopes(rows) == pytest.approx({"weights": 0.5, "points": 0.0})
+    assert scaling.slopes(rows[:2]) == {}
+
+
+def test_results_are_written_after_every_row_and_read_back(tmp_path, monkeypatch):
+    def measure(sizes, batch, parameters, model, dtype, device, repeat):
+        if sizes[0] > 1000:
+            raise KeyboardInterrupt
+        return [2e-3, 3e-3, 4e-3], [1e-3, 2e-3, 1.5e-3]
+
+    monkeypatch.setattr(scaling, "step_seconds", measure)
+    lines = []
+    with pytest.raises(KeyboardInterrupt):
+        scaling.run(tmp_path / "r.json", device="cpu", report=lines.append)
+    results = scaling.load(tmp_path / "r.json")
+    assert len(results["rows"]) == len(lines) > 8
+    assert scaling.price(results["rows"][0]) == 2
+    assert "100-100-10" in lines[0]
+    assert "2.00 times" in lines[0]
+    assert results["environment"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({"rows": []})])
+def test_other_files_are_refused(tmp_path, content):
+    file = tmp_path / "r.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ValueError, match="expected results of `python -m spinwave bench --scaling`"):
+        scaling.load(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--quick"], "--scaling has a plan of its own"),
+        (["--rungs", "continuum"], "--scaling has a plan of its own"),
+        (["--repeat", "0"], "repeat must be an integer >= 1, got 0"),
+        (["--device", "abacus"], "device must be one of"),
+    ],
+)
+def test_bad_options_are_named(capsys, tmp_path, options, message):
+    assert main(["bench", "--scaling", "--out", str(tmp_path), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
