@@ -45,7 +45,10 @@ _UNSEEN_SQUARED_COUPLING = 25.0
 # Largest sum of squares for which F is summed as a series: beyond, rounding costs the promised digits, or it is long.
 _SERIES_REACH = {torch.float32: 64.0, torch.float64: 4096.0}
 
-# The same for the Taylor series at the middle, where terms cancel.
+# Largest b, and phase times b, for which it is: beyond, making the table takes longer than it saves.
+_LARGEST_TURN = 32.0
+
+# Largest sum of squares for the Taylor series at the middle, where terms cancel.
 _TAYLOR_REACH = {torch.float32: 64.0, torch.float64: 256.0}
 
 # Sums of squares up to 2^this keep the row of the grid model in few dimensions.
@@ -322,12 +325,15 @@ def _sum_series(
     row: Tensor, square: Tensor, unit: float, parameters: SpinWaveParameters, reach: float
 ) -> tuple[Tensor, ...]:
     """t, ``dt/dm - 1`` and ``dt/db`` of :class:`_Closed` from Chebyshev series: each ``(neurons, modes)``."""
+    largest = square.amax().item() * unit
+    if largest * max(1.0, abs(parameters.stark_phase)) > _LARGEST_TURN:
+        raise _TooStrong
     if reach > _SERIES_REACH[row.dtype]:
         if row.dtype == torch.float64:
             raise _TooStrong
         parts = _sum_series(row.double(), square.double(), unit, parameters, reach)
         return tuple(part.to(row.dtype) for part in parts)
-    exponents = _exponent(reach), _exponent(square.amax().item() * unit)
+    exponents = _exponent(reach), _exponent(largest)
     b = (square * unit).reshape(-1)
     # from the last mode on, so that nothing large is subtracted
     later = torch.nn.functional.pad(square.flip(-1).cumsum(-1).flip(-1)[:, 1:], (0, 1)).mul_(unit).reshape(-1)
@@ -382,8 +388,6 @@ def _integral_table(
         if all(n <= size - 2 for n, size in zip(needed, sizes, strict=True)):  # the tails were seen to be empty
             break
         sizes = [2 * size if n > size - 2 else size for n, size in zip(needed, sizes, strict=True)]
-        if max(sizes) > _MOST_TERMS:
-            raise _TooStrong
     with torch.inference_mode(False):  # kept for later calls, which may record gradients
         return table[:, : needed[0], : needed[1]].to(device, dtype).contiguous()
 
@@ -456,16 +460,20 @@ def _quadrature(
     ``m!^4 / ((2m + 1) (2m)!^3)`` (NIST DLMF 3.5.19), and ``|d^k C_0(b u + A)/du^k| <= b^k / k!``.
     """
     b, turn = 2.0**exponent, 2.0**exponent * abs(phase)
-    for m in range(1, _MOST_TERMS):
+
+    def is_enough(m: int) -> bool:
         order = 2 * m
         scale = 4 * math.lgamma(m + 1) - math.log(order + 1) - 3 * math.lgamma(order + 1)
         logs = [
             scale + _log_binomial(order, k) + k * math.log(b) - math.lgamma(k + 1) + _log_power(turn, order - k)
             for k in range(order + 1)
         ]
-        if max(logs) + math.log(order + 1) < math.log(tolerance):
-            with torch.inference_mode(False):  # kept for later calls, which may record gradients
-                return tuple(torch.tensor(part, dtype=dtype, device=device) for part in _gauss(m))  # type: ignore
+        return max(logs) + math.log(order + 1) < math.log(tolerance)
+
+    if is_enough(_MOST_TERMS):
+        m = next(m for m in range(1, _MOST_TERMS + 1) if is_enough(m))
+        with torch.inference_mode(False):  # kept for later calls, which may record gradients
+            return tuple(torch.tensor(part, dtype=dtype, device=device) for part in _gauss(m))  # type: ignore
     raise ValueError(
         f"the control field is too strong: a squared coupling of up to {b:.3g} per mode at a Stark phase of "
         f"{phase:.3g} needs more than {_MOST_TERMS} quadrature nodes"
