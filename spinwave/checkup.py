@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -285,7 +285,7 @@ class _Checkup:
 
     def __init__(
         self,
-        f: Callable,
+        f: Callable[[Tensor, Tensor], Tensor],
         x: Any,
         w: Any,
         modes: int,
@@ -391,7 +391,7 @@ class _Checkup:
     def normal(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like)
 
-    def exactly(self) -> contextlib.AbstractContextManager:
+    def exactly(self) -> contextlib.AbstractContextManager[None]:
         return default_dtype(self.exact_default)
 
     def trace(self, x: Tensor, w: Tensor, record: bool = True) -> tuple[Trace, Tensor | None, str]:
@@ -774,7 +774,7 @@ class _Checkup:
         """Names of the torch.autograd.Function classes in the graph of f."""
         with contextlib.suppress(Exception):
             out = self.f(x.clone().requires_grad_(), w.clone().requires_grad_())
-            names, todo, done = set(), [out.grad_fn], set()
+            todo, done, names = [out.grad_fn], set(), set[str]()
             while todo:
                 node = todo.pop()
                 if node is None or node in done:
@@ -1221,7 +1221,7 @@ class _Checkup:
                 if self.verified.get("w"):
                     leaf = w.clone().requires_grad_()
                     (mine,) = torch.autograd.grad(batched(xs, leaf).sum(), leaf)
-                    reference = sum(self.autograd("w", a, w) for a in xs)
+                    (reference,) = torch.autograd.grad(torch.stack([self.f(a, leaf) for a in xs]).sum(), leaf)
                     slip = ((mine - reference).norm() / reference.norm()).item()
                     if not slip <= 1e4 * self.tolerance:
                         continue
@@ -1283,18 +1283,18 @@ class _Checkup:
                 n = BESSEL[name]
                 exact = clifford(n, (t / 2) ** 2) * (t / 2) ** n
                 function = torch.special.bessel_j0 if n == 0 else torch.special.bessel_j1
-                error = (function(t) - exact).abs().max().item()
-            if error > 1e-11:
+                off = (function(t) - exact).abs().max().item()
+            if off > 1e-11:
                 self.add(
                     "warning",
                     f"{name} is no float64 function",
-                    f"wrong by up to {error:.1g} on the CPU for arguments up to {largest:.3g}, as f uses it",
+                    f"wrong by up to {off:.1g} on the CPU for arguments up to {largest:.3g}, as f uses it",
                     "float64 results have seven digits",
                     "float64",
                     "spinwave.bessel.clifford, which has every derivative too",
                 )
             else:
-                self.add("ok", f"{name} is accurate here", f"to {error:.1g} for arguments up to {largest:.3g}")
+                self.add("ok", f"{name} is accurate here", f"to {off:.1g} for arguments up to {largest:.3g}")
 
     def single_against_double(self) -> None:
         if not self.frozen or self.stochastic:
@@ -1323,9 +1323,9 @@ class _Checkup:
         scale = _rms(doubles)
         if not scale or not math.isfinite(scale):
             return
-        error = _rms(off) / scale if all(map(math.isfinite, off)) else math.inf
-        measured = f"float32 differs from float64 by {error:.1g} of the output's rms over {len(off)} inputs"
-        if error > 1e-2:
+        share = _rms(off) / scale if all(map(math.isfinite, off)) else math.inf
+        measured = f"float32 differs from float64 by {share:.1g} of the output's rms over {len(off)} inputs"
+        if share > 1e-2:
             self.add(
                 "warning",
                 "float32 is not enough",
@@ -1792,7 +1792,7 @@ def _answer() -> None:
         write({"refused": str(error)})
 
 
-def _load(file: str, name: str) -> Callable:
+def _load(file: str, name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """The function, from a file that is imported as a script is, or as a module if it is part of a package."""
     path = Path(file).resolve()
     folder, parts = path.parent, [path.stem]
@@ -1816,4 +1816,4 @@ def _load(file: str, name: str) -> Callable:
     if not callable(f):
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"{file} has no function {name}; it has {', '.join(there) or 'none'}")
-    return f
+    return cast(Callable[[Tensor, Tensor], Tensor], f)
