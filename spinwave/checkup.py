@@ -366,20 +366,16 @@ class _Checkup:
         """Say what the time limit kept from being measured."""
         if self.topic == "output":
             self.add(
-                "severe",
-                f"no answer within {in_seconds(limit)}",
+                "severe", f"no answer within {in_seconds(limit)}",
                 f"one call at {self.modes} modes did not return within the time limit",
-                "it hangs, or it needs more time than the check-up was given (time_limit)",
-                "hours",
+                "it hangs, or it needs more time than the check-up was given (time_limit)", "hours",
                 "none, to see whether fewer modes answer",
             )
         else:
             later = [topic for topic in self.topics if TOPICS.index(topic) > TOPICS.index(self.topic)]
             rest = f"; not begun: {', '.join(later)}" if later else ""
             self.add(
-                "note",
-                "cut short by the time limit",
-                f"{in_seconds(limit)} were over during this part{rest}",
+                "note", "cut short by the time limit", f"{in_seconds(limit)} were over during this part{rest}",
                 "what is missing was not measured; a longer time_limit or fewer modes get there",
             )
         self.closed = True
@@ -423,63 +419,46 @@ class _Checkup:
                 trace, _, _ = self.trace(self.x, self.w, record=False)
                 changed = (used != given).sum().item()
                 self.add(
-                    "severe",
-                    f"f changes its argument {name}",
+                    "severe", f"f changes its argument {name}",
                     f"after one call {changed} of {len(given)} entries differ"
                     + (f"; written by {', '.join(trace.written.values())}" if trace.written else ""),
                     "the next call sees other data; a leaf that requires gradients makes PyTorch raise"
                     if name == "w"
                     else "the data set, or the layer before, is overwritten while it is in use",
-                    "checklist",
-                    f"a copy of {name} at the start of f",
+                    "checklist", f"a copy of {name} at the start of f",
                 )
         try:
             value = as_number(out)
         except NotANumber as error:
             self.add(
-                "severe",
-                "f does not return one number",
-                f"{expected}, got {error}",
-                "a neuron has one output; everything else about f was left unchecked",
-                "checklist",
+                "severe", "f does not return one number", f"{expected}, got {error}",
+                "a neuron has one output; everything else about f was left unchecked", "checklist",
                 "one line: reduce the result to a scalar",
             )
             return False
         if not isinstance(out, Tensor):
             trace, _, _ = self.trace(self.x, self.w)
             self.add(
-                "severe",
-                "f returns no tensor",
+                "severe", "f returns no tensor",
                 f"{expected}, got a {type(out).__name__}" + _list(trace.cuts, "; values leave PyTorch at "),
                 "autograd has nothing to begin with: no gradient at all; the rest was checked on the number",
-                "gradient",
-                "the same arithmetic with torch functions",
+                "gradient", "the same arithmetic with torch functions",
             )
         elif not out.is_floating_point():
             self.add(
-                "warning",
-                "f returns an integer",
-                f"{expected}, got {out.dtype}",
-                "integers carry no gradient",
-                "spiking",
-                "a smooth read-out",
+                "warning", "f returns an integer", f"{expected}, got {out.dtype}", "integers carry no gradient",
+                "spiking", "a smooth read-out",
             )
         elif out.dim():
             self.add(
-                "note",
-                f"shape {tuple(out.shape)} instead of ()",
-                f"{expected}",
-                "harmless for one neuron, a surprise when results are stacked",
-                "vmap",
-                "one .squeeze()",
+                "note", f"shape {tuple(out.shape)} instead of ()", f"{expected}",
+                "harmless for one neuron, a surprise when results are stacked", "vmap", "one .squeeze()",
             )
         if not math.isfinite(value.item()):
             self.add(
-                "severe",
-                "output is " + ("NaN" if math.isnan(value.item()) else "infinite"),
+                "severe", "output is " + ("NaN" if math.isnan(value.item()) else "infinite"),
                 f"f(x, w) = {value.item()} at the given x and w, all finite; the rest was left unchecked",
-                "one such value makes every weight NaN in one step",
-                "zero",
+                "one such value makes every weight NaN in one step", "zero",
                 "a formula without 0/0, or smaller arguments",
             )
             return False
@@ -521,22 +500,18 @@ class _Checkup:
         if not self.frozen:
             self.stochastic = True
             self.add(
-                "warning",
-                "f is not repeatable",
+                "warning", "f is not repeatable",
                 f"equal inputs and equal seeds gave {value:.6g} and {again:.6g}{names}",
                 "it keeps a state, or draws from a generator that no seed reaches; gradients and structure cannot be "
                 "tested on it",
-                "checklist",
-                "an argument for the state or the generator",
+                "checklist", "an argument for the state or the generator",
             )
         elif self.stochastic:
             spread = statistics.stdev(other)
             self.add(
-                "note",
-                "f is stochastic",
+                "note", "f is stochastic",
                 f"equal inputs under four seeds scatter by {spread:.2g} around {statistics.fmean(other):.3g}{names}",
-                "everything below is for one fixed draw of its random numbers",
-                "checklist",
+                "everything below is for one fixed draw of its random numbers", "checklist",
                 "none if it is meant",
             )
         else:
@@ -580,19 +555,16 @@ class _Checkup:
                 "severe",
                 f"no gradient of {name}: " + ("an in-place operator breaks it" if in_place else "f raises"),
                 f"f works on numbers and fails when gradients of {name} are recorded: {described(error)}",
-                "training stops at the first step",
-                "checklist",
+                "training stops at the first step", "checklist",
                 "a new tensor where f writes into an old one" if in_place else "torch functions where it leaves torch",
             )
             return
         if gradient is not None and not gradient.isfinite().all():
             bad = (~gradient.isfinite()).sum().item()
             self.add(
-                "severe",
-                f"gradient of {name} is NaN or infinite",
+                "severe", f"gradient of {name} is NaN or infinite",
                 f"{bad} of {len(at)} entries at the given inputs, where the output is finite",
-                "one step makes the weights NaN",
-                "zero",
+                "one step makes the weights NaN", "zero",
                 "a formula without roots, 0/0 or log 0 at these inputs",
             )
             return
@@ -620,11 +592,9 @@ class _Checkup:
         cuts = _list(self.seen.cuts)
         if not depends:
             self.add(
-                "warning",
-                f"output does not depend on {name}",
+                "warning", f"output does not depend on {name}",
                 f"changing {name} did not change the number, at sixteen drawn inputs",
-                "nothing to learn from it" if name == "w" else "the data cannot reach the output",
-                "checklist",
+                "nothing to learn from it" if name == "w" else "the data cannot reach the output", "checklist",
                 "a look at where it should enter",
             )
             return
@@ -659,22 +629,19 @@ class _Checkup:
                         scaled += f", {there['worst']:.1%} at {factor:.0f} {name}"
         if gradient is None and not found["flat"]:
             self.add(
-                "severe",
-                f"no gradient reaches {name}",
+                "severe", f"no gradient reaches {name}",
                 f"autograd has none, and central differences say that the output changes by up to {found['size']:.2g} "
                 f"per unit along drawn directions" + (f"; cut at {cuts}" if cuts else ""),
                 f"{name} would never be trained and nothing would say so"
                 if name == "w"
                 else "layers before this one would never be trained and nothing would say so",
-                "gradient",
-                "a function with a derivative in place of the one named",
+                "gradient", "a function with a derivative in place of the one named",
             )
         elif wrong or scaled:
             where = f"{worst:.2g} off at the given inputs" if wrong else "right at the given inputs to " + _small(worst)
             custom = self.custom_functions(x, w)
             self.add(
-                "severe",
-                f"gradient of {name} is wrong",
+                "severe", f"gradient of {name} is wrong",
                 f"autograd against central differences along {found['directions']} directions: {where}{scaled} "
                 f"(differences good to {_small(found['error'])})"
                 + (f"; gradients end at {cuts}" if cuts else "")
@@ -685,13 +652,11 @@ class _Checkup:
                 else "no operator was seen that drops it: a hand-written derivative, perhaps a surrogate that is meant"
                 if custom
                 else "part of the dependence is not differentiated",
-                "gradient",
-                "a function with a derivative in place of the one named",
+                "gradient", "a function with a derivative in place of the one named",
             )
         elif undecided:
             self.add(
-                "note",
-                f"gradient of {name} undecided",
+                "note", f"gradient of {name} undecided",
                 f"central differences along {found['directions']} directions do not settle"
                 + (f", or only to {found['error']:.1g}" if found["error"] else ""),
                 "f is too rough, or too imprecise, for the comparison" + (f"; {self.refused}" if self.refused else ""),
@@ -700,18 +665,15 @@ class _Checkup:
         else:
             self.verified[name] = True
             self.add(
-                "ok",
-                f"gradient of {name} is right",
+                "ok", f"gradient of {name} is right",
                 f"within {_small(worst)} of central differences along {found['directions']} directions "
                 f"(tolerance {tolerance:.0e}, differences good to {_small(found['error'])})",
             )
         if jump:
             self.add(
-                "warning",
-                f"jumps in {name}",
+                "warning", f"jumps in {name}",
                 f"on a line through {name} the output jumps by {jump:.2g} of its range{steps}",
-                "the gradient is blind to the jumps and describes only what lies between them",
-                "spiking",
+                "the gradient is blind to the jumps and describes only what lies between them", "spiking",
                 "a smooth substitute for the threshold's derivative",
             )
 
@@ -801,11 +763,7 @@ class _Checkup:
                 gradients = {name: self.autograd(name, x0, w0) for name in self.differentiable}
             except (Exception, SystemExit) as error:
                 self.add(
-                    "warning",
-                    f"f fails where {case}",
-                    described(error),
-                    "images have black pixels",
-                    "zero",
+                    "warning", f"f fails where {case}", described(error), "images have black pixels", "zero",
                     "a case of its own",
                 )
                 continue
@@ -817,11 +775,9 @@ class _Checkup:
                 continue
             self.add(
                 "severe" if case == "every other entry of x is 0" else "warning",
-                f"NaN or infinite where {case}",
-                f"{' and '.join(bad)}; finite at the given inputs",
+                f"NaN or infinite where {case}", f"{' and '.join(bad)}; finite at the given inputs",
                 "images have black pixels, dead layers and pruned weights are zero, and one NaN makes every weight NaN",
-                "zero",
-                "a formula without roots, 0/0 or log 0 there",
+                "zero", "a formula without roots, 0/0 or log 0 there",
             )
         if len(fine) == len(cases):
             what = "output and gradients are" if self.differentiable else "the output is"
@@ -838,12 +794,9 @@ class _Checkup:
             size = _rms(outputs)
             if not all(map(math.isfinite, outputs)):
                 self.add(
-                    "warning",
-                    "NaN, infinite or an error at some drawn inputs",
+                    "warning", "NaN, infinite or an error at some drawn inputs",
                     f"{sum(not math.isfinite(v) for v in outputs)} of {len(outputs)} draws in {self.x.dtype}",
-                    "f leaves its domain on inputs like the given ones",
-                    "zero",
-                    "a bound on its arguments",
+                    "f leaves its domain on inputs like the given ones", "zero", "a bound on its arguments",
                 )
                 return
             if size == 0:  # a ReLU may be at rest a few times
@@ -852,12 +805,8 @@ class _Checkup:
                 size = _rms(outputs)
             if size == 0:
                 self.add(
-                    "warning",
-                    "silent",
-                    f"the output was 0 on all {len(outputs)} draws",
-                    "nothing reaches the next layer",
-                    "quiet",
-                    "stronger inputs or a lower threshold",
+                    "warning", "silent", f"the output was 0 on all {len(outputs)} draws",
+                    "nothing reaches the next layer", "quiet", "stronger inputs or a lower threshold",
                 )
                 return
             mean, scatter = statistics.fmean(outputs), statistics.pstdev(outputs)
@@ -884,55 +833,42 @@ class _Checkup:
         suggestion = f"; suggested gain 1/rms = {gain:.3g} behind every layer"
         if not all(map(math.isfinite, logits)):
             self.add(
-                "note",
-                "a second layer is not finite",
+                "note", "a second layer is not finite",
                 f"outputs have rms {size:.2g}; fed with ReLU of such numbers, f gives NaN, infinity or an error"
                 + suggestion,
-                "a ReLU makes zeros, and f may not take them",
-                "zero",
+                "a ReLU makes zeros, and f may not take them", "zero",
                 "another nonlinearity between layers, or a bound on the arguments",
             )
             return
         loud = _rms(logits)
         if loud == 0:
             self.add(
-                "note",
-                "a second layer is silent",
+                "note", "a second layer is silent",
                 f"outputs have rms {size:.2g}; fed with ReLU of such numbers, f gives 0",
-                "nothing comes through two layers of it",
-                "quiet",
+                "nothing comes through two layers of it", "quiet",
                 "another nonlinearity between layers, or a lower threshold",
             )
             return
         swallowed = min(steps.values(), default=1.0) < 0.5
         if loud < 1e-4 or (swallowed and loud < 1e-2):
             self.add(
-                "warning",
-                "too quiet to learn without a gain",
-                measured + suggestion,
+                "warning", "too quiet to learn without a gain", measured + suggestion,
                 "softmax sees equal logits, and "
                 + ("the optimiser's eps swallows the gradients" if swallowed else "weights have far to grow")
                 + ": the loss stands still",
-                "quiet",
-                "one fixed factor per layer, nothing to learn",
+                "quiet", "one fixed factor per layer, nothing to learn",
             )
         elif swallowed:
             self.add(
-                "note",
-                "gradients vanish in a second layer",
-                measured + suggestion,
-                "fed with its own outputs, f is saturated: nothing comes back through it",
-                "quiet",
+                "note", "gradients vanish in a second layer", measured + suggestion,
+                "fed with its own outputs, f is saturated: nothing comes back through it", "quiet",
                 "one fixed factor per layer",
             )
         elif loud < 1e-2 or loud > 30:
             self.add(
-                "note",
-                "logits are " + ("small" if loud < 1 else "large"),
-                measured + suggestion,
+                "note", "logits are " + ("small" if loud < 1 else "large"), measured + suggestion,
                 "softmax starts nearly " + ("uniform" if loud < 1 else "decided, where its gradients vanish"),
-                "quiet",
-                "one fixed factor per layer",
+                "quiet", "one fixed factor per layer",
             )
         else:
             self.add("ok", "scale suits softmax and optimiser", measured)
@@ -1012,8 +948,7 @@ class _Checkup:
             if name == "x":
                 self.linear, self.affine = not offset, offset
             self.add(
-                "note",
-                f"{'affine' if offset else 'linear'} in {name}",
+                "note", f"{'affine' if offset else 'linear'} in {name}",
                 tested + (f"; f(0) = {origin:.3g}" if offset else "; f(0) = 0"),
                 "f(x, w) = x · H(w)" + (" + c(w)" if offset else "") + ": the effective weights H do not depend on x, "
                 "so that a batch is one matrix product; without a nonlinearity between them, layers collapse into one"
@@ -1033,14 +968,12 @@ class _Checkup:
                 "at this size a dot product does nearly the same; a short series is accurate"
                 if name == "w"
                 else "at this size of the inputs a matrix product does nearly the same",
-                "series",
-                "a series of two or three terms, or stronger inputs if nonlinearity is wanted",
+                "series", "a series of two or three terms, or stronger inputs if nonlinearity is wanted",
             )
         small_origin = abs(origin) <= self.tolerance * abs(g(x if name == "x" else w))
         if small_origin and max(parallelograms, default=math.inf) <= self.tolerance:
             self.add(
-                "note",
-                f"quadratic in {name}",
+                "note", f"quadratic in {name}",
                 f"f(a + b) + f(a - b) = 2 f(a) + 2 f(b) to {max(parallelograms):.1g} (tolerance {self.tolerance:.0e}) "
                 "at 0.01, 1 and 100 times the inputs",
                 f"f = {name}ᵀ Q {name} with a matrix Q that does not depend on {name}"
@@ -1106,12 +1039,8 @@ class _Checkup:
         measured = f"change under permutation of {', of '.join(shown)} (tolerance {self.tolerance:.0e})"
         if holds:
             self.add(
-                "note",
-                f"invariant under permutation of {holds}",
-                measured,
-                "the order of the modes carries no information: only sums over modes enter",
-                "series",
-                "none",
+                "note", f"invariant under permutation of {holds}", measured,
+                "the order of the modes carries no information: only sums over modes enter", "series", "none",
             )
         else:
             self.add("ok", "order of the modes matters", measured)
@@ -1137,20 +1066,14 @@ class _Checkup:
         measured = f"mixed difference of two groups of modes {worst:.1g} of f (tolerance {self.tolerance:.0e})"
         if worst <= self.tolerance:
             self.add(
-                "note",
-                "separable over modes",
-                measured,
-                "f is a sum of functions of one mode each: all modes at once, in any order",
-                "loop",
+                "note", "separable over modes", measured,
+                "f is a sum of functions of one mode each: all modes at once, in any order", "loop",
                 "one elementwise function and a sum",
             )
         elif worst <= NEARLY:
             self.add(
-                "note",
-                f"nearly separable over modes (residual {worst:.1g} on the tested inputs)",
-                measured,
-                "at this size the modes hardly see each other",
-                "series",
+                "note", f"nearly separable over modes (residual {worst:.1g} on the tested inputs)", measured,
+                "at this size the modes hardly see each other", "series",
                 "a short series in the coupling of the modes",
             )
         else:
@@ -1180,13 +1103,11 @@ class _Checkup:
         spare = sum(i or e for i, e in zip(idle, empty, strict=True))
         if idle[-1] and 2 * spare >= len(known) and (unread or all(empty)):
             self.add(
-                "note",
-                "only the real part of the state reaches the output",
+                "note", "only the real part of the state reaches the output",
                 measured + ", the last one among them",
                 "complex numbers are carried along and thrown away: twice the memory, up to four times the arithmetic, "
                 "and compilers that leave complex code alone",
-                "real",
-                "the real part taken where it is first made",
+                "real", "the real part taken where it is first made",
             )
         else:
             self.add("ok", "complex numbers are needed", measured)
@@ -1233,8 +1154,7 @@ class _Checkup:
                 self.report.effective_weights = _effective(self.f, w, torch.zeros_like(x), by_gradient)[0]
             way = "one gradient of f in x" if by_gradient else f"{len(x)} calls with unit vectors"
             self.add(
-                "ok",
-                "batched version in report.batched",
+                "ok", "batched version in report.batched",
                 f"{way} per neuron; agrees with f on {len(xs)} inputs and {len(ws)} sets of weights to "
                 f"{_small(off)}{note}",
             )
@@ -1246,34 +1166,25 @@ class _Checkup:
     def precision(self) -> None:
         if self.exact != torch.float64:
             self.add(
-                "warning",
-                "float64 is not accepted",
-                self.refused,
-                "nothing can be checked to more than seven digits, gradients neither",
-                "levels",
+                "warning", "float64 is not accepted", self.refused,
+                "nothing can be checked to more than seven digits, gradients neither", "levels",
                 "dtypes taken from the arguments",
             )
         else:
             if self.seen.coarse:
                 self.add(
-                    "warning",
-                    "float64 in, single precision inside",
+                    "warning", "float64 in, single precision inside",
                     f"with float64 arguments f makes {_list(self.seen.coarse)}",
-                    "the digits look there and are not",
-                    "levels",
-                    "dtypes taken from the arguments",
+                    "the digits look there and are not", "levels", "dtypes taken from the arguments",
                 )
             self.single_against_double()
         with default_dtype(torch.float32):
             trace, _, _ = self.trace(self.x.float(), self.w.float())
         if trace.lost:
             self.add(
-                "warning",
-                "constants lost in float32",
-                _list(trace.lost),
+                "warning", "constants lost in float32", _list(trace.lost),
                 "a margin, an offset or an epsilon that is not there in the precision that training uses",
-                "constant",
-                "a formula that needs no margin, or float64",
+                "constant", "a formula that needs no margin, or float64",
             )
         else:
             self.add("ok", "constants survive float32", "no number in f's calls becomes whole, 0 or infinite")
@@ -1286,11 +1197,9 @@ class _Checkup:
                 off = (function(t) - exact).abs().max().item()
             if off > 1e-11:
                 self.add(
-                    "warning",
-                    f"{name} is no float64 function",
+                    "warning", f"{name} is no float64 function",
                     f"wrong by up to {off:.1g} on the CPU for arguments up to {largest:.3g}, as f uses it",
-                    "float64 results have seven digits",
-                    "float64",
+                    "float64 results have seven digits", "float64",
                     "spinwave.bessel.clifford, which has every derivative too",
                 )
             else:
@@ -1310,12 +1219,8 @@ class _Checkup:
                     single = self.f.value(x, w)
             except (Exception, SystemExit) as error:
                 self.add(
-                    "warning",
-                    "float32 is not accepted",
-                    described(error),
-                    "training in float32 is twice as fast or more",
-                    "levels",
-                    "dtypes taken from the arguments",
+                    "warning", "float32 is not accepted", described(error),
+                    "training in float32 is twice as fast or more", "levels", "dtypes taken from the arguments",
                 )
                 return
             off.append(single - double)
@@ -1327,11 +1232,8 @@ class _Checkup:
         measured = f"float32 differs from float64 by {share:.1g} of the output's rms over {len(off)} inputs"
         if share > 1e-2:
             self.add(
-                "warning",
-                "float32 is not enough",
-                measured,
-                "rounding grows on the way through f: cancellation, or an unstable recursion",
-                "levels",
+                "warning", "float32 is not enough", measured,
+                "rounding grows on the way through f: cancellation, or an unstable recursion", "levels",
                 "float64 at its price, or a formula that does not cancel",
             )
         else:
@@ -1370,8 +1272,7 @@ class _Checkup:
             }
             growth = ", ".join(f"{_WORDS[key]} ^{power:.1f}" for key, power in powers.items())
             self.add(
-                "ok",
-                f"cost of a call at {full} modes",
+                "ok", f"cost of a call at {full} modes",
                 f"{measured}; growth with modes, fitted to {', '.join(map(str, sizes))}: {growth}",
             )
         else:
@@ -1388,23 +1289,19 @@ class _Checkup:
         if power > 0.5:
             counts = ", ".join(f"{row['operators']:,.0f} at {n}" for n, row in zip(sizes, rows, strict=True))
             self.add(
-                "warning" if here["operators"] > 1000 else "note",
-                "a Python loop over modes",
+                "warning" if here["operators"] > 1000 else "note", "a Python loop over modes",
                 f"operators grow as modes^{power:.1f}: {counts}{busiest}",
-                "every operator costs microseconds of Python and dispatch, whatever its size",
-                "loop",
+                "every operator costs microseconds of Python and dispatch, whatever its size", "loop",
                 "one more dimension instead of a loop, if the modes do not wait for each other",
             )
         elif here["operators"] > 300:
             self.add(
-                "note",
-                "many small operators",
+                "note", "many small operators",
                 f"{here['operators']:,.0f} a call, independent of the number of modes{busiest}"
                 if powers
                 else f"{here['operators']:,.0f} a call{busiest}",
                 "a loop over time steps or pairs: every operator costs microseconds, whatever its size",
-                "compile",
-                "a compiled step, or all neurons and samples in each",
+                "compile", "a compiled step, or all neurons and samples in each",
             )
 
         time_power = min(max(powers.get("step", powers.get("forward", 0.0)), 0.0), 3.0)
@@ -1421,11 +1318,8 @@ class _Checkup:
         batch = "; with report.batched all samples share one set of effective weights" if self.report.batched else ""
         if epoch > 3600:
             self.add(
-                "warning",
-                f"{hours} an epoch",
-                projected + batch,
-                "no training gets through that one call at a time",
-                "hours",
+                "warning", f"{hours} an epoch", projected + batch,
+                "no training gets through that one call at a time", "hours",
                 "batches and structure first, hardware last",
             )
         else:
@@ -1489,8 +1383,7 @@ class _Checkup:
                     plain.append(name)
         if plain:
             self.add(
-                "ok",
-                f"takes batches of {' and of '.join(plain)} as it is",
+                "ok", f"takes batches of {' and of '.join(plain)} as it is",
                 f"leading dimensions of {' and of '.join(plain)}: the same numbers as one by one",
             )
         failures: dict[str, list[str]] = {}
@@ -1508,26 +1401,20 @@ class _Checkup:
                 failures.setdefault(described(error), []).append(name)
         if wrong:
             self.add(
-                "warning",
-                "torch.func.vmap gives other numbers",
+                "warning", "torch.func.vmap gives other numbers",
                 f"mapped over {' and '.join(wrong)}, three inputs at once and one by one differ",
-                "f looks at more than its arguments, or treats a batch as one input",
-                "vmap",
+                "f looks at more than its arguments, or treats a batch as one input", "vmap",
                 "a look at what f shares",
             )
         for message, names in failures.items():
             self.add(
-                "note",
-                f"does not work under torch.func.vmap over {' and '.join(names)}",
-                message,
-                "no automatic batch: values are looked at, written in place, or leave PyTorch",
-                "vmap",
+                "note", f"does not work under torch.func.vmap over {' and '.join(names)}", message,
+                "no automatic batch: values are looked at, written in place, or leave PyTorch", "vmap",
                 "tensor operations without .item(), branches on values and in-place writes",
             )
         if not failures and not wrong:
             self.add(
-                "ok",
-                "works under torch.func.vmap",
+                "ok", "works under torch.func.vmap",
                 "over x and over w"
                 + (", with randomness='different'" if self.stochastic else ", the same numbers as one by one"),
             )
@@ -1541,11 +1428,9 @@ class _Checkup:
                 self.f(x, w)
             if meter.operators > 3000:
                 self.add(
-                    "note",
-                    "torch.compile not tried",
+                    "note", "torch.compile not tried",
                     f"{meter.operators:,} operators at {len(x)} modes would be unrolled",
-                    "compiling takes minutes; compile one step of the loop instead",
-                    "compile",
+                    "compiling takes minutes; compile one step of the loop instead", "compile",
                     "a function for the step",
                 )
                 return
@@ -1559,11 +1444,7 @@ class _Checkup:
                     found = _dynamo.explain(lambda x, w: f(x, w))(x.clone(), w.clone())
             except (Exception, SystemExit) as error:
                 self.add(
-                    "note",
-                    "torch.compile fails",
-                    described(error),
-                    "no compiled version",
-                    "compile",
+                    "note", "torch.compile fails", described(error), "no compiled version", "compile",
                     "tensor operations only",
                 )
                 return
@@ -1580,11 +1461,9 @@ class _Checkup:
         slow = "; complex numbers are left to eager code" if any(d.is_complex for d in self.seen.dtypes) else ""
         if number:
             self.add(
-                "note",
-                "torch.compile breaks the graph",
+                "note", "torch.compile breaks the graph",
                 f"{where}: {_list({reason: reason for reason in breaks})}{slow}",
-                "Python runs between the pieces, and nothing is fused across them",
-                "compile",
+                "Python runs between the pieces, and nothing is fused across them", "compile",
                 "tensor operations without .item() and branches on values",
             )
         elif found.graph_count == 0:
@@ -1615,26 +1494,21 @@ class _Checkup:
             text = str(error)
             if "device" in text and ("cpu" in text or "same" in text) and "DataDependent" not in type(error).__name__:
                 self.add(
-                    "warning",
-                    f"does not run {place}",
-                    f"{described(error)}{unplaced}",
-                    "tensors that f makes stay on the CPU, whatever its arguments are on",
-                    "device",
+                    "warning", f"does not run {place}", f"{described(error)}{unplaced}",
+                    "tensors that f makes stay on the CPU, whatever its arguments are on", "device",
                     "device=x.device where f makes a tensor, or x.new_zeros and its like",
                 )
             else:
                 looks = "DataDependent" in type(error).__name__
                 self.add(
-                    "note",
-                    f"undecided {place}",
+                    "note", f"undecided {place}",
                     (
                         "f looks at the value of a tensor, which a simulation does not have"
                         if looks
                         else described(error)
                     )
                     + unplaced,
-                    "on a GPU such a look waits for the device" if looks else "",
-                    "device",
+                    "on a GPU such a look waits for the device" if looks else "", "device",
                 )
             return
         if isinstance(out, Tensor) and out.device.type != other.type and out.dim():
