@@ -481,7 +481,7 @@ def test_a_function_with_a_state_is_not_judged_by_differences():
 
     report = checkup(counts, 6, 6, topics=["gradient", "structure"])
     assert titles(report, "warning") == ["f is not repeatable"]
-    assert titles(report, "note") == ["gradients undecided", "structure undecided"]
+    assert titles(report, "note") == ["gradient undecided", "structure undecided"]
 
 
 def test_an_integer_and_a_vector_of_one():
@@ -663,7 +663,9 @@ def test_bad_arguments(arguments, settings, message):
 # ---- effective weights
 
 
-@pytest.mark.parametrize("f", [pytest.param(oscillators, marks=pytest.mark.slow), affine, detaches, neuron], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "f", [pytest.param(oscillators, marks=pytest.mark.slow), affine, detaches, neuron], ids=lambda f: f.__name__
+)
 def test_batched_is_f_for_many(f):
     x, w = torch.randn(7, 10, dtype=torch.float64), torch.randn(3, 10, dtype=torch.float64)
     report = checkup(f, x[0], w[0], topics=["gradient", "structure"])
