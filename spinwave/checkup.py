@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -243,15 +243,18 @@ def _seconds(work: Callable[[], Any], device: torch.device) -> float:
 # ---- the check-up
 
 
+def _vector(name: str, value: Any) -> Tensor:
+    """A copy of it, if it is one."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 1 or not len(value):
+        got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
+        raise ValueError(f"{name} must be a real floating-point tensor of shape (modes,), got {got}")
+    return value.detach().clone()
+
+
 def _source(name: str, given: Any, device: torch.device) -> Callable[[int, torch.Generator], Tensor]:
     """Draws of x or w: of so many entries, from a generator for the entries of our own."""
     if isinstance(given, Tensor):
-        if not given.is_floating_point() or given.dim() != 1 or given.numel() == 0:
-            raise ValueError(
-                f"{name} must be a real floating-point tensor of shape (modes,), got {given.dtype} of shape "
-                f"{tuple(given.shape)}"
-            )
-        kept = given.detach().clone().to(device)
+        kept = _vector(name, given).to(device)
         if not kept.isfinite().all():
             raise ValueError(f"{name} must be finite, got NaN or infinity")
 
@@ -270,11 +273,7 @@ def _source(name: str, given: Any, device: torch.device) -> Callable[[int, torch
 
         def made(n: int, generator: torch.Generator) -> Tensor:
             torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
-            value = given(n)
-            if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 1 or not len(value):
-                got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
-                raise ValueError(f"{name}({n}) must be a real floating-point tensor of one dimension, got {got}")
-            return value.detach().clone().to(device)
+            return _vector(f"{name}({n})", given(n)).to(device)
 
         return made
     raise ValueError(f"{name} must be a tensor, a function of the number of modes, or that number, got {given!r}")
@@ -285,7 +284,7 @@ class _Checkup:
 
     def __init__(
         self,
-        f: Callable,
+        f: Callable[[Tensor, Tensor], Tensor],
         x: Any,
         w: Any,
         modes: int,
@@ -319,24 +318,17 @@ class _Checkup:
         self.report = CheckupReport(
             getattr(f, "__qualname__", None) or type(f).__qualname__,
             {
-                "modes": self.modes,
-                "weights": len(self.w),
-                "dtype": str(self.x.dtype).removeprefix("torch."),
-                "device": str(device),
-                "seed": seed,
-                "network": list(network),
-                "samples": samples,
-                "topics": list(topics),
-                "torch": torch.__version__,
-                "seconds": 0.0,
+                "modes": self.modes, "weights": len(self.w), "dtype": str(self.x.dtype).removeprefix("torch."),
+                "device": str(device), "seed": seed, "network": list(network), "samples": samples,
+                "topics": list(topics), "torch": torch.__version__, "seconds": 0.0,
             },
         )
         self.closed = False
         self.topic = "output"
         self.begin = time.perf_counter()
         self.differentiable: list[str] = []  # arguments whose gradient can be had
-        self.verified: dict[str, bool] = {}  # autograd's gradient agrees, by argument
-        self.linear = self.affine = False
+        self.verified: list[str] = []  # arguments whose gradient agrees with differences
+        self.affine: bool | None = None  # in x; False if f is linear, None if it is neither
         self.coincident = False  # f takes so few values that equal ones mean nothing
 
     # -- plumbing
@@ -350,10 +342,11 @@ class _Checkup:
         with restored(self.device):
             if not self.output():
                 return
-            for topic in TOPICS:
-                if topic not in self.topics:
-                    continue
+            for topic in filter(self.topics.__contains__, TOPICS):
                 self.topic = topic
+                if topic in ("gradient", "structure") and not self.frozen:
+                    self.add("note", f"{topic} undecided", "f does not repeat itself, so that differences mean nothing")
+                    continue
                 try:
                     getattr(self, topic)()
                 except Exception as error:
@@ -366,20 +359,16 @@ class _Checkup:
         """Say what the time limit kept from being measured."""
         if self.topic == "output":
             self.add(
-                "severe",
-                f"no answer within {in_seconds(limit)}",
+                "severe", f"no answer within {in_seconds(limit)}",
                 f"one call at {self.modes} modes did not return within the time limit",
-                "it hangs, or it needs more time than the check-up was given (time_limit)",
-                "hours",
+                "it hangs, or it needs more time than the check-up was given (time_limit)", "hours",
                 "none, to see whether fewer modes answer",
             )
         else:
             later = [topic for topic in self.topics if TOPICS.index(topic) > TOPICS.index(self.topic)]
             rest = f"; not begun: {', '.join(later)}" if later else ""
             self.add(
-                "note",
-                "cut short by the time limit",
-                f"{in_seconds(limit)} were over during this part{rest}",
+                "note", "cut short by the time limit", f"{in_seconds(limit)} were over during this part{rest}",
                 "what is missing was not measured; a longer time_limit or fewer modes get there",
             )
         self.closed = True
@@ -391,7 +380,7 @@ class _Checkup:
     def normal(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like)
 
-    def exactly(self) -> contextlib.AbstractContextManager:
+    def exactly(self) -> contextlib.AbstractContextManager[None]:
         return default_dtype(self.exact_default)
 
     def trace(self, x: Tensor, w: Tensor, record: bool = True) -> tuple[Trace, Tensor | None, str]:
@@ -423,69 +412,54 @@ class _Checkup:
                 trace, _, _ = self.trace(self.x, self.w, record=False)
                 changed = (used != given).sum().item()
                 self.add(
-                    "severe",
-                    f"f changes its argument {name}",
+                    "severe", f"f changes its argument {name}",
                     f"after one call {changed} of {len(given)} entries differ"
                     + (f"; written by {', '.join(trace.written.values())}" if trace.written else ""),
                     "the next call sees other data; a leaf that requires gradients makes PyTorch raise"
                     if name == "w"
                     else "the data set, or the layer before, is overwritten while it is in use",
-                    "checklist",
-                    f"a copy of {name} at the start of f",
+                    "checklist", f"a copy of {name} at the start of f",
                 )
         try:
             value = as_number(out)
         except NotANumber as error:
             self.add(
-                "severe",
-                "f does not return one number",
-                f"{expected}, got {error}",
-                "a neuron has one output; everything else about f was left unchecked",
-                "checklist",
+                "severe", "f does not return one number", f"{expected}, got {error}",
+                "a neuron has one output; everything else about f was left unchecked", "checklist",
                 "one line: reduce the result to a scalar",
             )
             return False
         if not isinstance(out, Tensor):
             trace, _, _ = self.trace(self.x, self.w)
             self.add(
-                "severe",
-                "f returns no tensor",
+                "severe", "f returns no tensor",
                 f"{expected}, got a {type(out).__name__}" + _list(trace.cuts, "; values leave PyTorch at "),
                 "autograd has nothing to begin with: no gradient at all; the rest was checked on the number",
-                "gradient",
-                "the same arithmetic with torch functions",
+                "gradient", "the same arithmetic with torch functions",
             )
         elif not out.is_floating_point():
             self.add(
-                "warning",
-                "f returns an integer",
-                f"{expected}, got {out.dtype}",
-                "integers carry no gradient",
-                "spiking",
-                "a smooth read-out",
+                "warning", "f returns an integer", f"{expected}, got {out.dtype}", "integers carry no gradient",
+                "spiking", "a smooth read-out",
             )
         elif out.dim():
             self.add(
-                "note",
-                f"shape {tuple(out.shape)} instead of ()",
-                f"{expected}",
-                "harmless for one neuron, a surprise when results are stacked",
-                "vmap",
-                "one .squeeze()",
+                "note", f"shape {tuple(out.shape)} instead of ()", expected,
+                "harmless for one neuron, a surprise when results are stacked", "vmap", "one .squeeze()",
             )
         if not math.isfinite(value.item()):
             self.add(
-                "severe",
-                "output is " + ("NaN" if math.isnan(value.item()) else "infinite"),
+                "severe", "output is " + ("NaN" if math.isnan(value.item()) else "infinite"),
                 f"f(x, w) = {value.item()} at the given x and w, all finite; the rest was left unchecked",
-                "one such value makes every weight NaN in one step",
-                "zero",
+                "one such value makes every weight NaN in one step", "zero",
                 "a formula without 0/0, or smaller arguments",
             )
             return False
-        return self.choose_exact() and self.repeatable(value.item())
+        self.choose_exact()
+        self.repeatable(value.item())
+        return True
 
-    def choose_exact(self) -> bool:
+    def choose_exact(self) -> None:
         """The most precise dtype that f takes, and what it makes of a default dtype."""
         self.exact, self.exact_default, refused = self.x.dtype, None, ""
         for default in (torch.float64, None):
@@ -499,14 +473,14 @@ class _Checkup:
             except (Exception, SystemExit) as error:
                 refused = refused or described(error)
         self.refused = refused if self.exact != torch.float64 else ""
+        self.given = self.x.to(self.exact), self.w.to(self.exact)
         with self.exactly():
-            self.seen, _, self.trace_error = self.trace(self.x.to(self.exact), self.w.to(self.exact))
-            if self.trace_error:
-                self.seen, _, _ = self.trace(self.x.to(self.exact), self.w.to(self.exact), record=False)
+            self.seen, _, raised = self.trace(*self.given)
+            if raised:
+                self.seen, _, _ = self.trace(*self.given, record=False)
         self.working = torch.float32 if self.seen.coarse or self.exact != torch.float64 else torch.float64
-        return True
 
-    def repeatable(self, value: float) -> bool:
+    def repeatable(self, value: float) -> None:
         """Whether equal inputs give equal outputs; f is seeded from here on."""
         begin = time.perf_counter()
         again = self.f.value(self.x, self.w)
@@ -521,39 +495,29 @@ class _Checkup:
         if not self.frozen:
             self.stochastic = True
             self.add(
-                "warning",
-                "f is not repeatable",
+                "warning", "f is not repeatable",
                 f"equal inputs and equal seeds gave {value:.6g} and {again:.6g}{names}",
                 "it keeps a state, or draws from a generator that no seed reaches; gradients and structure cannot be "
                 "tested on it",
-                "checklist",
-                "an argument for the state or the generator",
+                "checklist", "an argument for the state or the generator",
             )
         elif self.stochastic:
-            spread = statistics.stdev(other)
             self.add(
-                "note",
-                "f is stochastic",
-                f"equal inputs under four seeds scatter by {spread:.2g} around {statistics.fmean(other):.3g}{names}",
-                "everything below is for one fixed draw of its random numbers",
-                "checklist",
-                "none if it is meant",
+                "note", "f is stochastic",
+                f"equal inputs under four seeds scatter by {statistics.stdev(other):.2g} around "
+                f"{statistics.fmean(other):.3g}{names}",
+                "everything below is for one fixed draw of its random numbers", "checklist", "none if it is meant",
             )
         else:
             self.add("ok", "one finite number, repeatable", f"f(x, w) = {value:.6g}")
-        return True
 
     # -- gradient
 
     def gradient(self) -> None:
-        if not self.frozen:
-            self.add("note", "gradients undecided", "f does not repeat itself, so that differences mean nothing")
-            return
         with self.exactly():
-            x, w = self.x.to(self.exact), self.w.to(self.exact)
             for name in ("w", "x"):
-                self.gradient_of(name, x, w)
-            self.at_zeros(x, w)
+                self.gradient_of(name, *self.given)
+            self.at_zeros(*self.given)
 
     def autograd(self, name: str, x: Tensor, w: Tensor) -> Tensor | None:
         """Gradient of f in one argument, None where autograd has none."""
@@ -564,11 +528,14 @@ class _Checkup:
         with self.f.silenced():
             return torch.autograd.grad(out, leaf, allow_unused=True)[0]
 
+    def of(self, name: str, x: Tensor, w: Tensor) -> tuple[Callable[[Tensor], float], Tensor]:
+        """f as a function of one argument, and that argument."""
+        return (lambda v: self.f.attempt(v, w), x) if name == "x" else (lambda v: self.f.attempt(x, v), w)
+
     def along(self, name: str, x: Tensor, w: Tensor, direction: Tensor) -> Callable[[float], float]:
         """f on a line through x or w."""
-        if name == "w":
-            return lambda t: self.f.attempt(x, w + t * direction)
-        return lambda t: self.f.attempt(x + t * direction, w)
+        g, at = self.of(name, x, w)
+        return lambda t: g(at + t * direction)
 
     def gradient_of(self, name: str, x: Tensor, w: Tensor) -> None:
         at = w if name == "w" else x
@@ -577,23 +544,18 @@ class _Checkup:
         except (Exception, SystemExit) as error:
             in_place = "modified by an inplace operation" in str(error) or "in-place" in str(error)
             self.add(
-                "severe",
-                f"no gradient of {name}: " + ("an in-place operator breaks it" if in_place else "f raises"),
+                "severe", f"no gradient of {name}: " + ("an in-place operator breaks it" if in_place else "f raises"),
                 f"f works on numbers and fails when gradients of {name} are recorded: {described(error)}",
-                "training stops at the first step",
-                "checklist",
+                "training stops at the first step", "checklist",
                 "a new tensor where f writes into an old one" if in_place else "torch functions where it leaves torch",
             )
             return
         if gradient is not None and not gradient.isfinite().all():
             bad = (~gradient.isfinite()).sum().item()
             self.add(
-                "severe",
-                f"gradient of {name} is NaN or infinite",
+                "severe", f"gradient of {name} is NaN or infinite",
                 f"{bad} of {len(at)} entries at the given inputs, where the output is finite",
-                "one step makes the weights NaN",
-                "zero",
-                "a formula without roots, 0/0 or log 0 at these inputs",
+                "one step makes the weights NaN", "zero", "a formula without roots, 0/0 or log 0 at these inputs",
             )
             return
 
@@ -613,18 +575,13 @@ class _Checkup:
                     break
             else:
                 jump = self.jump_along(name, x, w)
-        tolerance = GRADIENT_TOLERANCE[self.working]
-        depends = self.depends_on(name)
-        self.verified[name] = False
         steps = _list(self.seen.steps, "; thresholds at ")
         cuts = _list(self.seen.cuts)
-        if not depends:
+        if not self.depends_on(name):
             self.add(
-                "warning",
-                f"output does not depend on {name}",
+                "warning", f"output does not depend on {name}",
                 f"changing {name} did not change the number, at sixteen drawn inputs",
-                "nothing to learn from it" if name == "w" else "the data cannot reach the output",
-                "checklist",
+                "nothing to learn from it" if name == "w" else "the data cannot reach the output", "checklist",
                 "a look at where it should enter",
             )
             return
@@ -647,9 +604,8 @@ class _Checkup:
             )
             return
         wrong, worst, undecided = found["wrong"], found["worst"], found["undecided"]
-        suspects = bool(self.seen.cuts)
         scaled = ""
-        if suspects and ((wrong and worst < 0.1) or not (wrong or undecided)):
+        if cuts and ((wrong and worst < 0.1) or not (wrong or undecided)):
             # A missing derivative may be invisible where a kernel is nearly constant.
             for factor in (10.0, 100.0):
                 strong = (x, w * factor) if name == "w" else (x * factor, w)
@@ -657,24 +613,21 @@ class _Checkup:
                     there = self.compare(name, *strong, self.autograd(name, *strong))
                     if there["wrong"]:
                         scaled += f", {there['worst']:.1%} at {factor:.0f} {name}"
-        if gradient is None and not found["flat"]:
+        if gradient is None:
             self.add(
-                "severe",
-                f"no gradient reaches {name}",
+                "severe", f"no gradient reaches {name}",
                 f"autograd has none, and central differences say that the output changes by up to {found['size']:.2g} "
                 f"per unit along drawn directions" + (f"; cut at {cuts}" if cuts else ""),
                 f"{name} would never be trained and nothing would say so"
                 if name == "w"
                 else "layers before this one would never be trained and nothing would say so",
-                "gradient",
-                "a function with a derivative in place of the one named",
+                "gradient", "a function with a derivative in place of the one named",
             )
         elif wrong or scaled:
             where = f"{worst:.2g} off at the given inputs" if wrong else "right at the given inputs to " + _small(worst)
             custom = self.custom_functions(x, w)
             self.add(
-                "severe",
-                f"gradient of {name} is wrong",
+                "severe", f"gradient of {name} is wrong",
                 f"autograd against central differences along {found['directions']} directions: {where}{scaled} "
                 f"(differences good to {_small(found['error'])})"
                 + (f"; gradients end at {cuts}" if cuts else "")
@@ -685,33 +638,28 @@ class _Checkup:
                 else "no operator was seen that drops it: a hand-written derivative, perhaps a surrogate that is meant"
                 if custom
                 else "part of the dependence is not differentiated",
-                "gradient",
-                "a function with a derivative in place of the one named",
+                "gradient", "a function with a derivative in place of the one named",
             )
         elif undecided:
             self.add(
-                "note",
-                f"gradient of {name} undecided",
+                "note", f"gradient of {name} undecided",
                 f"central differences along {found['directions']} directions do not settle"
                 + (f", or only to {found['error']:.1g}" if found["error"] else ""),
                 "f is too rough, or too imprecise, for the comparison" + (f"; {self.refused}" if self.refused else ""),
                 "difference",
             )
         else:
-            self.verified[name] = True
+            self.verified.append(name)
             self.add(
-                "ok",
-                f"gradient of {name} is right",
+                "ok", f"gradient of {name} is right",
                 f"within {_small(worst)} of central differences along {found['directions']} directions "
-                f"(tolerance {tolerance:.0e}, differences good to {_small(found['error'])})",
+                f"(tolerance {GRADIENT_TOLERANCE[self.working]:.0e}, differences good to {_small(found['error'])})",
             )
         if jump:
             self.add(
-                "warning",
-                f"jumps in {name}",
+                "warning", f"jumps in {name}",
                 f"on a line through {name} the output jumps by {jump:.2g} of its range{steps}",
-                "the gradient is blind to the jumps and describes only what lies between them",
-                "spiking",
+                "the gradient is blind to the jumps and describes only what lies between them", "spiking",
                 "a smooth substitute for the threshold's derivative",
             )
 
@@ -723,9 +671,8 @@ class _Checkup:
     def depends_on(self, name: str) -> bool:
         """Whether f moves with an argument, somewhere."""
         for factor in (1, 10) * 8:
-            x, w = factor * self.draw("x"), factor * self.draw("w")
-            other = factor * self.draw(name)
-            if self.f.attempt(x, w) != (self.f.attempt(x, other) if name == "w" else self.f.attempt(other, w)):
+            g, at = self.of(name, factor * self.draw("x"), factor * self.draw("w"))
+            if g(at) != g(factor * self.draw(name)):
                 return True
         return False
 
@@ -737,15 +684,8 @@ class _Checkup:
         at = w if name == "w" else x
         tolerance = GRADIENT_TOLERANCE[self.working]
         epsilon = torch.finfo(self.working).eps
-        found: dict[str, Any] = {
-            "worst": 0.0,
-            "error": 0.0,
-            "size": 0.0,
-            "wrong": False,
-            "undecided": False,
-            "flat": True,
-            "directions": 3 if self.call_seconds < 0.02 else 1,
-        }
+        found: dict[str, Any] = {"worst": 0.0, "error": 0.0, "size": 0.0}
+        found |= {"wrong": False, "undecided": False, "flat": True, "directions": 3 if self.call_seconds < 0.02 else 1}
         for _ in range(found["directions"]):
             direction = self.normal(at)
             step = self.spread(at)
@@ -774,7 +714,7 @@ class _Checkup:
         """Names of the torch.autograd.Function classes in the graph of f."""
         with contextlib.suppress(Exception):
             out = self.f(x.clone().requires_grad_(), w.clone().requires_grad_())
-            names, todo, done = set(), [out.grad_fn], set()
+            todo, done, names = [out.grad_fn], set(), set[str]()
             while todo:
                 node = todo.pop()
                 if node is None or node in done:
@@ -801,11 +741,7 @@ class _Checkup:
                 gradients = {name: self.autograd(name, x0, w0) for name in self.differentiable}
             except (Exception, SystemExit) as error:
                 self.add(
-                    "warning",
-                    f"f fails where {case}",
-                    described(error),
-                    "images have black pixels",
-                    "zero",
+                    "warning", f"f fails where {case}", described(error), "images have black pixels", "zero",
                     "a case of its own",
                 )
                 continue
@@ -817,11 +753,9 @@ class _Checkup:
                 continue
             self.add(
                 "severe" if case == "every other entry of x is 0" else "warning",
-                f"NaN or infinite where {case}",
-                f"{' and '.join(bad)}; finite at the given inputs",
+                f"NaN or infinite where {case}", f"{' and '.join(bad)}; finite at the given inputs",
                 "images have black pixels, dead layers and pruned weights are zero, and one NaN makes every weight NaN",
-                "zero",
-                "a formula without roots, 0/0 or log 0 there",
+                "zero", "a formula without roots, 0/0 or log 0 there",
             )
         if len(fine) == len(cases):
             what = "output and gradients are" if self.differentiable else "the output is"
@@ -832,42 +766,36 @@ class _Checkup:
     def scale(self) -> None:
         number = 8 if self.call_seconds < 0.05 else 3
         classes = self.network[-1]
-        with default_dtype(None):
-            draws = [(self.draw("x").to(self.x), self.draw("w").to(self.w)) for _ in range(number)]
-            outputs, in_w, in_x = self.sizes([(self.x, self.w), *draws])
+
+        def drawn(n: int) -> list[tuple[Tensor, Tensor]]:
+            return [(self.draw("x").to(self.x), self.draw("w").to(self.w)) for _ in range(n)]
+
+        draws = drawn(number)
+        outputs, in_w, _ = self.sizes([(self.x, self.w), *draws])
+        size = _rms(outputs)
+        if not all(map(math.isfinite, outputs)):
+            self.add(
+                "warning", "NaN, infinite or an error at some drawn inputs",
+                f"{sum(not math.isfinite(v) for v in outputs)} of {len(outputs)} draws in {self.x.dtype}",
+                "f leaves its domain on inputs like the given ones", "zero", "a bound on its arguments",
+            )
+            return
+        if size == 0:  # a ReLU may be at rest a few times
+            outputs += self.sizes(drawn(3 * number))[0]
             size = _rms(outputs)
-            if not all(map(math.isfinite, outputs)):
-                self.add(
-                    "warning",
-                    "NaN, infinite or an error at some drawn inputs",
-                    f"{sum(not math.isfinite(v) for v in outputs)} of {len(outputs)} draws in {self.x.dtype}",
-                    "f leaves its domain on inputs like the given ones",
-                    "zero",
-                    "a bound on its arguments",
-                )
-                return
-            if size == 0:  # a ReLU may be at rest a few times
-                more = [(self.draw("x").to(self.x), self.draw("w").to(self.w)) for _ in range(3 * number)]
-                outputs += self.sizes(more)[0]
-                size = _rms(outputs)
-            if size == 0:
-                self.add(
-                    "warning",
-                    "silent",
-                    f"the output was 0 on all {len(outputs)} draws",
-                    "nothing reaches the next layer",
-                    "quiet",
-                    "stronger inputs or a lower threshold",
-                )
-                return
-            mean, scatter = statistics.fmean(outputs), statistics.pstdev(outputs)
-            # A second layer, fed with ReLU of numbers that are distributed like the outputs of the first.
-            hidden = [(torch.relu(mean + scatter * self.normal(self.x)), w) for _, w in draws[: max(3, number // 2)]]
-            logits, in_output, in_hidden = self.sizes(hidden)
-        gain = 1 / size
+        if size == 0:
+            self.add(
+                "warning", "silent", f"the output was 0 on all {len(outputs)} draws",
+                "nothing reaches the next layer", "quiet", "stronger inputs or a lower threshold",
+            )
+            return
+        mean, scatter = statistics.fmean(outputs), statistics.pstdev(outputs)
+        # A second layer, fed with ReLU of numbers that are distributed like the outputs of the first.
+        hidden = [(torch.relu(mean + scatter * self.normal(self.x)), w) for _, w in draws[: max(3, number // 2)]]
+        logits, in_output, in_hidden = self.sizes(hidden)
         measured = f"outputs have rms {size:.2g} over {len(outputs)} draws, logits of a second layer {_rms(logits):.2g}"
         steps = {}
-        if in_w and in_output and in_hidden and in_x:
+        if in_w and in_output and in_hidden:
             # Cross entropy at equal probabilities: rms of p - y over the classes.
             error = math.sqrt(classes - 1) / classes
             gradients = {
@@ -881,58 +809,39 @@ class _Checkup:
                 f"eps of {ADAM_EPSILON:.0e} a first step is {steps['hidden']:.0%} and {steps['output']:.0%} of the "
                 "learning rate"
             )
-        suggestion = f"; suggested gain 1/rms = {gain:.3g} behind every layer"
-        if not all(map(math.isfinite, logits)):
-            self.add(
-                "note",
-                "a second layer is not finite",
-                f"outputs have rms {size:.2g}; fed with ReLU of such numbers, f gives NaN, infinity or an error"
-                + suggestion,
-                "a ReLU makes zeros, and f may not take them",
-                "zero",
-                "another nonlinearity between layers, or a bound on the arguments",
-            )
-            return
+        suggestion = f"; suggested gain 1/rms = {1 / size:.3g} behind every layer"
         loud = _rms(logits)
-        if loud == 0:
+        if not (math.isfinite(loud) and loud > 0):
+            silent = loud == 0
             self.add(
-                "note",
-                "a second layer is silent",
-                f"outputs have rms {size:.2g}; fed with ReLU of such numbers, f gives 0",
-                "nothing comes through two layers of it",
-                "quiet",
-                "another nonlinearity between layers, or a lower threshold",
+                "note", "a second layer is " + ("silent" if silent else "not finite"),
+                f"outputs have rms {size:.2g}; fed with ReLU of such numbers, f gives "
+                + ("0" if silent else f"NaN, infinity or an error{suggestion}"),
+                "nothing comes through two layers of it" if silent else "a ReLU makes zeros, and f may not take them",
+                "quiet" if silent else "zero",
+                "another nonlinearity between layers, or a " + ("lower threshold" if silent else "bound on arguments"),
             )
             return
         swallowed = min(steps.values(), default=1.0) < 0.5
         if loud < 1e-4 or (swallowed and loud < 1e-2):
             self.add(
-                "warning",
-                "too quiet to learn without a gain",
-                measured + suggestion,
+                "warning", "too quiet to learn without a gain", measured + suggestion,
                 "softmax sees equal logits, and "
                 + ("the optimiser's eps swallows the gradients" if swallowed else "weights have far to grow")
                 + ": the loss stands still",
-                "quiet",
-                "one fixed factor per layer, nothing to learn",
+                "quiet", "one fixed factor per layer, nothing to learn",
             )
         elif swallowed:
             self.add(
-                "note",
-                "gradients vanish in a second layer",
-                measured + suggestion,
-                "fed with its own outputs, f is saturated: nothing comes back through it",
-                "quiet",
+                "note", "gradients vanish in a second layer", measured + suggestion,
+                "fed with its own outputs, f is saturated: nothing comes back through it", "quiet",
                 "one fixed factor per layer",
             )
         elif loud < 1e-2 or loud > 30:
             self.add(
-                "note",
-                "logits are " + ("small" if loud < 1 else "large"),
-                measured + suggestion,
+                "note", "logits are " + ("small" if loud < 1 else "large"), measured + suggestion,
                 "softmax starts nearly " + ("uniform" if loud < 1 else "decided, where its gradients vanish"),
-                "quiet",
-                "one fixed factor per layer",
+                "quiet", "one fixed factor per layer",
             )
         else:
             self.add("ok", "scale suits softmax and optimiser", measured)
@@ -953,28 +862,21 @@ class _Checkup:
     # -- structure
 
     def structure(self) -> None:
-        if not self.frozen:
-            self.add("note", "structure undecided", "f does not repeat itself, so that differences mean nothing")
-            return
         self.tolerance = TOLERANCE[self.working]
         with self.exactly():
-            x, w = self.x.to(self.exact), self.w.to(self.exact)
+            x, w = self.given
             for name in ("x", "w"):
                 self.additivity(name, x, w)
             self.symmetry(x)
             self.separability(x, w)
             self.real_state()
-            if self.linear or self.affine:
+            if self.affine is not None:
                 self.make_batched(x, w)
-
-    def line_of(self, name: str, x: Tensor, w: Tensor) -> Callable[[Tensor], float]:
-        return (lambda v: self.f.attempt(v, w)) if name == "x" else (lambda v: self.f.attempt(x, v))
 
     def additivity(self, name: str, x: Tensor, w: Tensor) -> None:
         """Linear, affine, homogeneous, quadratic, even or odd in one argument."""
-        g = self.line_of(name, x, w)
-        zero = torch.zeros_like(x if name == "x" else w)
-        origin = g(zero)
+        g, at = self.of(name, x, w)
+        origin = g(torch.zeros_like(at))
         residuals, offsets, parallelograms, parities = {}, [], [], {1: 0.0, -1: 0.0}
         constant = True
         for scale in (0.01, 1.0, 100.0) * (2 if self.call_seconds < 0.02 else 1):
@@ -1010,43 +912,37 @@ class _Checkup:
         if worst <= self.tolerance:
             offset = max(offsets, default=0.0) > self.tolerance
             if name == "x":
-                self.linear, self.affine = not offset, offset
+                self.affine = offset
             self.add(
-                "note",
-                f"{'affine' if offset else 'linear'} in {name}",
+                "note", f"{'affine' if offset else 'linear'} in {name}",
                 tested + (f"; f(0) = {origin:.3g}" if offset else "; f(0) = 0"),
                 "f(x, w) = x · H(w)" + (" + c(w)" if offset else "") + ": the effective weights H do not depend on x, "
                 "so that a batch is one matrix product; without a nonlinearity between them, layers collapse into one"
                 if name == "x"
                 else "the weights enter like those of a dot product: f is no richer in w than an ordinary neuron",
-                "linear",
-                "one gradient of f per neuron instead of one call per sample" if name == "x" else "none",
+                "linear", "one gradient of f per neuron instead of one call per sample" if name == "x" else "none",
             )
             return
         if residuals.get(1.0, math.inf) <= NEARLY:
             self.add(
                 "note",
-                f"nearly linear in {name} (residual {residuals[1.0]:.1g} on the tested inputs)"
-                if max(offsets, default=0.0) <= NEARLY
-                else f"nearly affine in {name} (residual {residuals[1.0]:.1g} on the tested inputs)",
+                f"nearly {'linear' if max(offsets) <= NEARLY else 'affine'} in {name} "
+                f"(residual {residuals[1.0]:.1g} on the tested inputs)",
                 tested,
                 "at this size a dot product does nearly the same; a short series is accurate"
                 if name == "w"
                 else "at this size of the inputs a matrix product does nearly the same",
-                "series",
-                "a series of two or three terms, or stronger inputs if nonlinearity is wanted",
+                "series", "a series of two or three terms, or stronger inputs if nonlinearity is wanted",
             )
-        small_origin = abs(origin) <= self.tolerance * abs(g(x if name == "x" else w))
+        small_origin = abs(origin) <= self.tolerance * abs(g(at))
         if small_origin and max(parallelograms, default=math.inf) <= self.tolerance:
             self.add(
-                "note",
-                f"quadratic in {name}",
+                "note", f"quadratic in {name}",
                 f"f(a + b) + f(a - b) = 2 f(a) + 2 f(b) to {max(parallelograms):.1g} (tolerance {self.tolerance:.0e}) "
                 "at 0.01, 1 and 100 times the inputs",
                 f"f = {name}ᵀ Q {name} with a matrix Q that does not depend on {name}"
                 + (", a short list of dot products if its rank is low" if name == "x" else ""),
-                "quadratic",
-                "one polarisation per neuron instead of one call per sample" if name == "x" else "none",
+                "quadratic", "one polarisation per neuron instead of one call per sample" if name == "x" else "none",
             )
             return
         facts = [f"not linear: {tested}"]
@@ -1083,21 +979,15 @@ class _Checkup:
             self.coincident = True
             self.add("ok", "order of the modes not tested", "f takes few values, which coincide by chance")
             return
-        tests = {"x alone": (True, False)}
-        if len(x) == len(self.w):
-            tests = {"x and w together": (True, True), **tests}
+        tests = {"x and w together": True, "x alone": False} if len(x) == len(self.w) else {"x alone": False}
         spread = statistics.pstdev(values) if all(map(math.isfinite, values)) else math.inf
-        shown = []
-        holds = ""
-        for name, (move_x, move_w) in tests.items():
+        shown, holds = [], ""
+        for name, move_w in tests.items():
             worst = 0.0
             for _ in range(3):
                 order = torch.randperm(len(x), generator=self.generator).to(self.device)
                 a, b = self.draw("x"), self.draw("w")
-                value, moved = (
-                    self.f.attempt(a, b),
-                    self.f.attempt(a[order] if move_x else a, b[order] if move_w else b),
-                )
+                value, moved = self.f.attempt(a, b), self.f.attempt(a[order], b[order] if move_w else b)
                 scale = max(abs(value), abs(moved), spread)
                 worst = max(worst, abs(value - moved) / scale if math.isfinite(scale) else math.inf)
             shown.append(f"{name} {worst:.1g}")
@@ -1106,12 +996,8 @@ class _Checkup:
         measured = f"change under permutation of {', of '.join(shown)} (tolerance {self.tolerance:.0e})"
         if holds:
             self.add(
-                "note",
-                f"invariant under permutation of {holds}",
-                measured,
-                "the order of the modes carries no information: only sums over modes enter",
-                "series",
-                "none",
+                "note", f"invariant under permutation of {holds}", measured,
+                "the order of the modes carries no information: only sums over modes enter", "series", "none",
             )
         else:
             self.add("ok", "order of the modes matters", measured)
@@ -1137,20 +1023,14 @@ class _Checkup:
         measured = f"mixed difference of two groups of modes {worst:.1g} of f (tolerance {self.tolerance:.0e})"
         if worst <= self.tolerance:
             self.add(
-                "note",
-                "separable over modes",
-                measured,
-                "f is a sum of functions of one mode each: all modes at once, in any order",
-                "loop",
+                "note", "separable over modes", measured,
+                "f is a sum of functions of one mode each: all modes at once, in any order", "loop",
                 "one elementwise function and a sum",
             )
         elif worst <= NEARLY:
             self.add(
-                "note",
-                f"nearly separable over modes (residual {worst:.1g} on the tested inputs)",
-                measured,
-                "at this size the modes hardly see each other",
-                "series",
+                "note", f"nearly separable over modes (residual {worst:.1g} on the tested inputs)", measured,
+                "at this size the modes hardly see each other", "series",
                 "a short series in the coupling of the modes",
             )
         else:
@@ -1160,8 +1040,7 @@ class _Checkup:
         """Whether complex intermediate results need their imaginary parts."""
         if not any(dtype.is_complex for dtype in self.seen.dtypes):
             return
-        n = min(4, self.modes)
-        x, w = self.at_modes(n) or (self.x.to(self.exact), self.w.to(self.exact))
+        x, w = self.at_modes(min(4, self.modes)) or self.given
         trace, out, error = self.trace(x, w)
         if error or out is None or not out.requires_grad:
             return
@@ -1177,16 +1056,12 @@ class _Checkup:
             f"of {len(known)} complex results in a call with {len(x)} modes, the output does not depend on the "
             f"imaginary part of {sum(idle)}, and that part is exactly 0 in {sum(empty)}"
         )
-        spare = sum(i or e for i, e in zip(idle, empty, strict=True))
-        if idle[-1] and 2 * spare >= len(known) and (unread or all(empty)):
+        if idle[-1] and 2 * (unread + sum(empty)) >= len(known) and (unread or all(empty)):
             self.add(
-                "note",
-                "only the real part of the state reaches the output",
-                measured + ", the last one among them",
+                "note", "only the real part of the state reaches the output", measured + ", the last one among them",
                 "complex numbers are carried along and thrown away: twice the memory, up to four times the arithmetic, "
                 "and compilers that leave complex code alone",
-                "real",
-                "the real part taken where it is first made",
+                "real", "the real part taken where it is first made",
             )
         else:
             self.add("ok", "complex numbers are needed", measured)
@@ -1194,7 +1069,7 @@ class _Checkup:
     def at_modes(self, n: int) -> tuple[Tensor, Tensor] | None:
         """Inputs of n modes in the exact dtype, None where f does not take them."""
         if n == self.modes:
-            return self.x.to(self.exact), self.w.to(self.exact)
+            return self.given
         if not self.elastic:
             return None
         try:
@@ -1210,7 +1085,7 @@ class _Checkup:
         ws = torch.stack([w, self.draw("w")])
         expected = torch.tensor([[self.f.value(a, b) for b in ws] for a in xs], dtype=torch.float64)
         for by_gradient in (True, False):
-            batched = _batched(self.f, self.affine, by_gradient)
+            batched = _batched(self.f, bool(self.affine), by_gradient)
             try:
                 with torch.no_grad():
                     found = batched(xs, ws).double().cpu()
@@ -1218,10 +1093,10 @@ class _Checkup:
                 if not off <= 100 * self.tolerance:
                     continue
                 note = ""
-                if self.verified.get("w"):
+                if "w" in self.verified:
                     leaf = w.clone().requires_grad_()
                     (mine,) = torch.autograd.grad(batched(xs, leaf).sum(), leaf)
-                    reference = sum(self.autograd("w", a, w) for a in xs)
+                    (reference,) = torch.autograd.grad(torch.stack([self.f(a, leaf) for a in xs]).sum(), leaf)
                     slip = ((mine - reference).norm() / reference.norm()).item()
                     if not slip <= 1e4 * self.tolerance:
                         continue
@@ -1233,8 +1108,7 @@ class _Checkup:
                 self.report.effective_weights = _effective(self.f, w, torch.zeros_like(x), by_gradient)[0]
             way = "one gradient of f in x" if by_gradient else f"{len(x)} calls with unit vectors"
             self.add(
-                "ok",
-                "batched version in report.batched",
+                "ok", "batched version in report.batched",
                 f"{way} per neuron; agrees with f on {len(xs)} inputs and {len(ws)} sets of weights to "
                 f"{_small(off)}{note}",
             )
@@ -1246,34 +1120,25 @@ class _Checkup:
     def precision(self) -> None:
         if self.exact != torch.float64:
             self.add(
-                "warning",
-                "float64 is not accepted",
-                self.refused,
-                "nothing can be checked to more than seven digits, gradients neither",
-                "levels",
+                "warning", "float64 is not accepted", self.refused,
+                "nothing can be checked to more than seven digits, gradients neither", "levels",
                 "dtypes taken from the arguments",
             )
         else:
             if self.seen.coarse:
                 self.add(
-                    "warning",
-                    "float64 in, single precision inside",
+                    "warning", "float64 in, single precision inside",
                     f"with float64 arguments f makes {_list(self.seen.coarse)}",
-                    "the digits look there and are not",
-                    "levels",
-                    "dtypes taken from the arguments",
+                    "the digits look there and are not", "levels", "dtypes taken from the arguments",
                 )
             self.single_against_double()
         with default_dtype(torch.float32):
             trace, _, _ = self.trace(self.x.float(), self.w.float())
         if trace.lost:
             self.add(
-                "warning",
-                "constants lost in float32",
-                _list(trace.lost),
+                "warning", "constants lost in float32", _list(trace.lost),
                 "a margin, an offset or an epsilon that is not there in the precision that training uses",
-                "constant",
-                "a formula that needs no margin, or float64",
+                "constant", "a formula that needs no margin, or float64",
             )
         else:
             self.add("ok", "constants survive float32", "no number in f's calls becomes whole, 0 or infinite")
@@ -1283,25 +1148,22 @@ class _Checkup:
                 n = BESSEL[name]
                 exact = clifford(n, (t / 2) ** 2) * (t / 2) ** n
                 function = torch.special.bessel_j0 if n == 0 else torch.special.bessel_j1
-                error = (function(t) - exact).abs().max().item()
-            if error > 1e-11:
+                off = (function(t) - exact).abs().max().item()
+            if off > 1e-11:
                 self.add(
-                    "warning",
-                    f"{name} is no float64 function",
-                    f"wrong by up to {error:.1g} on the CPU for arguments up to {largest:.3g}, as f uses it",
-                    "float64 results have seven digits",
-                    "float64",
+                    "warning", f"{name} is no float64 function",
+                    f"wrong by up to {off:.1g} on the CPU for arguments up to {largest:.3g}, as f uses it",
+                    "float64 results have seven digits", "float64",
                     "spinwave.bessel.clifford, which has every derivative too",
                 )
             else:
-                self.add("ok", f"{name} is accurate here", f"to {error:.1g} for arguments up to {largest:.3g}")
+                self.add("ok", f"{name} is accurate here", f"to {off:.1g} for arguments up to {largest:.3g}")
 
     def single_against_double(self) -> None:
         if not self.frozen or self.stochastic:
             return  # other dtypes draw other random numbers
         off, doubles = [], []
-        pairs = [(self.x, self.w), *((self.draw("x"), self.draw("w")) for _ in range(5))]
-        for x, w in pairs:
+        for x, w in [(self.x, self.w), *((self.draw("x"), self.draw("w")) for _ in range(5))]:
             x, w = x.float(), w.float()
             with self.exactly():
                 double = self.f.value(x.double(), w.double())
@@ -1310,12 +1172,8 @@ class _Checkup:
                     single = self.f.value(x, w)
             except (Exception, SystemExit) as error:
                 self.add(
-                    "warning",
-                    "float32 is not accepted",
-                    described(error),
-                    "training in float32 is twice as fast or more",
-                    "levels",
-                    "dtypes taken from the arguments",
+                    "warning", "float32 is not accepted", described(error),
+                    "training in float32 is twice as fast or more", "levels", "dtypes taken from the arguments",
                 )
                 return
             off.append(single - double)
@@ -1323,15 +1181,12 @@ class _Checkup:
         scale = _rms(doubles)
         if not scale or not math.isfinite(scale):
             return
-        error = _rms(off) / scale if all(map(math.isfinite, off)) else math.inf
-        measured = f"float32 differs from float64 by {error:.1g} of the output's rms over {len(off)} inputs"
-        if error > 1e-2:
+        share = _rms(off) / scale if all(map(math.isfinite, off)) else math.inf
+        measured = f"float32 differs from float64 by {share:.1g} of the output's rms over {len(off)} inputs"
+        if share > 1e-2:
             self.add(
-                "warning",
-                "float32 is not enough",
-                measured,
-                "rounding grows on the way through f: cancellation, or an unstable recursion",
-                "levels",
+                "warning", "float32 is not enough", measured,
+                "rounding grows on the way through f: cancellation, or an unstable recursion", "levels",
                 "float64 at its price, or a formula that does not cancel",
             )
         else:
@@ -1345,11 +1200,9 @@ class _Checkup:
         rows: list[dict[str, float]] = []
         sizes: list[int] = []
         for n in wanted if self.elastic else (full,):
-            inputs = (self.x.to(self.exact), self.w.to(self.exact)) if n == full else self.at_modes(n)
-            if inputs is None:
-                continue
-            sizes.append(n)
-            rows.append(self.costs(inputs[0].to(self.x), inputs[1].to(self.w)))
+            if inputs := self.at_modes(n):
+                sizes.append(n)
+                rows.append(self.costs(inputs[0].to(self.x), inputs[1].to(self.w)))
         here = rows[sizes.index(full)]
         step = here.get("step", here["forward"])
         measured = (
@@ -1370,16 +1223,13 @@ class _Checkup:
             }
             growth = ", ".join(f"{_WORDS[key]} ^{power:.1f}" for key, power in powers.items())
             self.add(
-                "ok",
-                f"cost of a call at {full} modes",
+                "ok", f"cost of a call at {full} modes",
                 f"{measured}; growth with modes, fitted to {', '.join(map(str, sizes))}: {growth}",
             )
         else:
-            reason = (
-                "f does not take other numbers of modes"
-                if self.elastic
-                else ("x and w differ in length: functions for x and w would say how they grow")
-            )
+            reason = "x and w differ in length: functions for x and w would say how they grow"
+            if self.elastic:
+                reason = "f does not take other numbers of modes"
             self.add("ok", f"cost of a call at {full} modes", f"{measured}; growth not measured: {reason}")
 
         lines = self.seen.lines.most_common(1)
@@ -1388,27 +1238,21 @@ class _Checkup:
         if power > 0.5:
             counts = ", ".join(f"{row['operators']:,.0f} at {n}" for n, row in zip(sizes, rows, strict=True))
             self.add(
-                "warning" if here["operators"] > 1000 else "note",
-                "a Python loop over modes",
+                "warning" if here["operators"] > 1000 else "note", "a Python loop over modes",
                 f"operators grow as modes^{power:.1f}: {counts}{busiest}",
-                "every operator costs microseconds of Python and dispatch, whatever its size",
-                "loop",
+                "every operator costs microseconds of Python and dispatch, whatever its size", "loop",
                 "one more dimension instead of a loop, if the modes do not wait for each other",
             )
         elif here["operators"] > 300:
             self.add(
-                "note",
-                "many small operators",
-                f"{here['operators']:,.0f} a call, independent of the number of modes{busiest}"
-                if powers
-                else f"{here['operators']:,.0f} a call{busiest}",
+                "note", "many small operators",
+                f"{here['operators']:,.0f} a call{', independent of the number of modes' if powers else ''}{busiest}",
                 "a loop over time steps or pairs: every operator costs microseconds, whatever its size",
-                "compile",
-                "a compiled step, or all neurons and samples in each",
+                "compile", "a compiled step, or all neurons and samples in each",
             )
 
         time_power = min(max(powers.get("step", powers.get("forward", 0.0)), 0.0), 3.0)
-        calls = [(n_in, n_out) for n_in, n_out in pairwise(self.network)]
+        calls = list(pairwise(self.network))
         epoch = self.samples * sum(n_out * step * (n_in / full) ** time_power for n_in, n_out in calls)
         name = "-".join(map(str, self.network))
         hours = f"{epoch / 86400:,.0f} days" if epoch > 1e6 else f"{epoch / 3600:,.{0 if epoch > 36000 else 2}f} hours"
@@ -1421,11 +1265,8 @@ class _Checkup:
         batch = "; with report.batched all samples share one set of effective weights" if self.report.batched else ""
         if epoch > 3600:
             self.add(
-                "warning",
-                f"{hours} an epoch",
-                projected + batch,
-                "no training gets through that one call at a time",
-                "hours",
+                "warning", f"{hours} an epoch", projected + batch,
+                "no training gets through that one call at a time", "hours",
                 "batches and structure first, hardware last",
             )
         else:
@@ -1469,7 +1310,7 @@ class _Checkup:
 
     def batches(self) -> None:
         """Leading dimensions, and torch.func.vmap."""
-        x, w = self.x.to(self.exact), self.w.to(self.exact)
+        x, w = self.given
         xs = torch.stack([self.draw("x") for _ in range(3)])
         ws = torch.stack([self.draw("w") for _ in range(3)])
         expected = {"x": [self.f.value(a, w) for a in xs], "w": [self.f.value(x, b) for b in ws]}
@@ -1482,70 +1323,58 @@ class _Checkup:
             return bool(off <= 100 * TOLERANCE[self.working] * reference.abs().max())
 
         plain = []
-        for name, pair in (("x", (xs, w)), ("w", (x, ws))):
+        for name, a, b in (("x", xs, w), ("w", x, ws)):
             with contextlib.suppress(Exception), torch.no_grad():
-                out = self.f.raw(pair[0].clone(), pair[1].clone())
+                out = self.f.raw(a.clone(), b.clone())
                 if isinstance(out, Tensor) and out.shape == (3,) and same(out, name) and not self.stochastic:
                     plain.append(name)
         if plain:
             self.add(
-                "ok",
-                f"takes batches of {' and of '.join(plain)} as it is",
+                "ok", f"takes batches of {' and of '.join(plain)} as it is",
                 f"leading dimensions of {' and of '.join(plain)}: the same numbers as one by one",
             )
         failures: dict[str, list[str]] = {}
         wrong = []
-        for name, dims, pair in (("x", (0, None), (xs, w)), ("w", (None, 0), (x, ws))):
+        for name, dims, a, b in (("x", (0, None), xs, w), ("w", (None, 0), x, ws)):
             randomness = "different" if self.stochastic else "error"
             try:
-                with torch.no_grad():
-                    mapped = torch.func.vmap(self.f.f, in_dims=dims, randomness=randomness)
-                    with self.f.silenced():
-                        out = mapped(pair[0].clone(), pair[1].clone())
+                with torch.no_grad(), self.f.silenced():
+                    out = torch.func.vmap(self.f.f, in_dims=dims, randomness=randomness)(a.clone(), b.clone())
                 if not self.stochastic and not same(out, name):
                     wrong.append(name)
             except (Exception, SystemExit) as error:
                 failures.setdefault(described(error), []).append(name)
         if wrong:
             self.add(
-                "warning",
-                "torch.func.vmap gives other numbers",
+                "warning", "torch.func.vmap gives other numbers",
                 f"mapped over {' and '.join(wrong)}, three inputs at once and one by one differ",
-                "f looks at more than its arguments, or treats a batch as one input",
-                "vmap",
+                "f looks at more than its arguments, or treats a batch as one input", "vmap",
                 "a look at what f shares",
             )
         for message, names in failures.items():
             self.add(
-                "note",
-                f"does not work under torch.func.vmap over {' and '.join(names)}",
-                message,
-                "no automatic batch: values are looked at, written in place, or leave PyTorch",
-                "vmap",
+                "note", f"does not work under torch.func.vmap over {' and '.join(names)}", message,
+                "no automatic batch: values are looked at, written in place, or leave PyTorch", "vmap",
                 "tensor operations without .item(), branches on values and in-place writes",
             )
         if not failures and not wrong:
             self.add(
-                "ok",
-                "works under torch.func.vmap",
+                "ok", "works under torch.func.vmap",
                 "over x and over w"
                 + (", with randomness='different'" if self.stochastic else ", the same numbers as one by one"),
             )
 
     def compiles(self) -> None:
         """Graph breaks, on few modes: a loop is unrolled by the compiler."""
-        inputs = self.at_modes(min(4, self.modes)) or (self.x.to(self.exact), self.w.to(self.exact))
+        x, w = self.at_modes(min(4, self.modes)) or self.given
         with self.exactly():
-            x, w = inputs
             with torch.no_grad(), Meter(x, w) as meter:
                 self.f(x, w)
             if meter.operators > 3000:
                 self.add(
-                    "note",
-                    "torch.compile not tried",
+                    "note", "torch.compile not tried",
                     f"{meter.operators:,} operators at {len(x)} modes would be unrolled",
-                    "compiling takes minutes; compile one step of the loop instead",
-                    "compile",
+                    "compiling takes minutes; compile one step of the loop instead", "compile",
                     "a function for the step",
                 )
                 return
@@ -1559,11 +1388,7 @@ class _Checkup:
                     found = _dynamo.explain(lambda x, w: f(x, w))(x.clone(), w.clone())
             except (Exception, SystemExit) as error:
                 self.add(
-                    "note",
-                    "torch.compile fails",
-                    described(error),
-                    "no compiled version",
-                    "compile",
+                    "note", "torch.compile fails", described(error), "no compiled version", "compile",
                     "tensor operations only",
                 )
                 return
@@ -1580,11 +1405,9 @@ class _Checkup:
         slow = "; complex numbers are left to eager code" if any(d.is_complex for d in self.seen.dtypes) else ""
         if number:
             self.add(
-                "note",
-                "torch.compile breaks the graph",
+                "note", "torch.compile breaks the graph",
                 f"{where}: {_list({reason: reason for reason in breaks})}{slow}",
-                "Python runs between the pieces, and nothing is fused across them",
-                "compile",
+                "Python runs between the pieces, and nothing is fused across them", "compile",
                 "tensor operations without .item() and branches on values",
             )
         elif found.graph_count == 0:
@@ -1594,11 +1417,8 @@ class _Checkup:
 
     def other_device(self) -> None:
         """Tensors made on the wrong device: a real other device where there is one, else a simulated GPU."""
-        if self.device.type != "cpu":
-            other, real = torch.device("cpu"), True
-        else:
-            real = torch.cuda.is_available()
-            other = torch.device("cuda")
+        other = torch.device("cuda" if self.device.type == "cpu" else "cpu")
+        real = other.type == "cpu" or torch.cuda.is_available()
         unplaced = _list(self.seen.unplaced, "; made without a device: ")
         place = f"on {other.type}" + ("" if real else " (simulated)")
         try:
@@ -1612,29 +1432,19 @@ class _Checkup:
                         x, w = (torch.empty(len(t), dtype=t.dtype, device=other) for t in (self.x, self.w))
                         out = self.f.f(x, w)
         except (Exception, SystemExit) as error:
-            text = str(error)
-            if "device" in text and ("cpu" in text or "same" in text) and "DataDependent" not in type(error).__name__:
+            text, looks = str(error), "DataDependent" in type(error).__name__
+            if "device" in text and ("cpu" in text or "same" in text) and not looks:
                 self.add(
-                    "warning",
-                    f"does not run {place}",
-                    f"{described(error)}{unplaced}",
-                    "tensors that f makes stay on the CPU, whatever its arguments are on",
-                    "device",
+                    "warning", f"does not run {place}", f"{described(error)}{unplaced}",
+                    "tensors that f makes stay on the CPU, whatever its arguments are on", "device",
                     "device=x.device where f makes a tensor, or x.new_zeros and its like",
                 )
             else:
-                looks = "DataDependent" in type(error).__name__
                 self.add(
-                    "note",
-                    f"undecided {place}",
-                    (
-                        "f looks at the value of a tensor, which a simulation does not have"
-                        if looks
-                        else described(error)
-                    )
+                    "note", f"undecided {place}",
+                    ("f looks at a tensor's value, which a simulation does not have" if looks else described(error))
                     + unplaced,
-                    "on a GPU such a look waits for the device" if looks else "",
-                    "device",
+                    "on a GPU such a look waits for the device" if looks else "", "device",
                 )
             return
         if isinstance(out, Tensor) and out.device.type != other.type and out.dim():
@@ -1726,13 +1536,10 @@ def check_file(target: str, seconds: float, **settings: Any) -> CheckupReport:
         raise ValueError(f"expected a Python file at {file}")
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "report.json")
-        asked = json.dumps(
-            {"file": file, "name": name, "answer": str(answer), "seconds": seconds, **settings}
-            | {"device": str(device)}
-        )
-        command = [sys.executable, "-c", "from spinwave.checkup import _answer; _answer()", asked]
-        package = str(Path(__file__).parents[1])
-        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        asked = {"file": file, "name": name, "answer": str(answer), "seconds": seconds, **settings}
+        asked["device"] = str(device)
+        command = [sys.executable, "-c", "from spinwave.checkup import _answer; _answer()", json.dumps(asked)]
+        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         surroundings = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         with open(Path(folder, "errors"), "w+b") as errors:
             try:
@@ -1779,20 +1586,14 @@ def _answer() -> None:
 
     try:
         f = _load(file, name)
-        report = checkup(
-            f,
-            asked["modes"],
-            asked["modes"],
-            time_limit=seconds,
-            progress=lambda report: write(report.as_dict()),
-            **asked,
-        )
+        n = asked["modes"]
+        report = checkup(f, n, n, time_limit=seconds, progress=lambda report: write(report.as_dict()), **asked)
         write(report.as_dict())
     except ValueError as error:
         write({"refused": str(error)})
 
 
-def _load(file: str, name: str) -> Callable:
+def _load(file: str, name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """The function, from a file that is imported as a script is, or as a module if it is part of a package."""
     path = Path(file).resolve()
     folder, parts = path.parent, [path.stem]
@@ -1816,4 +1617,4 @@ def _load(file: str, name: str) -> Callable:
     if not callable(f):
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"{file} has no function {name}; it has {', '.join(there) or 'none'}")
-    return f
+    return cast(Callable[[Tensor, Tensor], Tensor], f)

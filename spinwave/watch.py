@@ -15,8 +15,9 @@ import traceback
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def within(seconds: float, work: Callable[[], None]) -> bool:
     """Do the work and return True, or stop it after so many seconds and return False."""
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
 
-        def stop(*_):
+        def stop(*_: object) -> None:
             raise TimeUp
 
         before = signal.signal(signal.SIGALRM, stop)
@@ -93,7 +94,7 @@ class NotANumber(Exception):
 class Patient:
     """f as the probes call it: on copies, with the same random numbers, silent, its result one number."""
 
-    def __init__(self, f: Callable, seed: int):
+    def __init__(self, f: Callable[..., Any], seed: int):
         self.f = f
         self.seed = seed
         self.warned: dict[str, None] = {}
@@ -163,7 +164,7 @@ def described(error: BaseException) -> str:
     return text
 
 
-_TORCH_FOLDER, _NUMPY_FOLDER = (os.path.dirname(module.__file__) for module in (torch, np))
+_TORCH_FOLDER, _NUMPY_FOLDER = (os.path.dirname(str(module.__file__)) for module in (torch, np))
 _OURS = (__file__, str(Path(__file__).with_name("checkup.py")))
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
@@ -180,7 +181,7 @@ def location(file: str, number: int | None) -> str:
 
 def _where() -> str:
     """The line of f that is running, empty where f is not written in Python."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == __file__ and frame.f_code.co_name == "raw":
             return ""
@@ -194,7 +195,7 @@ def _in_custom_function() -> bool:
     """Whether the operator runs inside the forward of a torch.autograd.Function, which needs no derivative there."""
     if torch.is_grad_enabled():
         return False
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "raw":
         if frame.f_code.co_name == "forward" and "self" not in frame.f_code.co_varnames[:1]:
             return True
@@ -249,7 +250,9 @@ class Trace(TorchFunctionMode):
         self.dtypes: set[torch.dtype] = set()
         self.complexes: list[tuple[Tensor, dict[str, float]]] = []
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = resolve_name(func) or getattr(func, "__name__", "an operator")
@@ -259,12 +262,15 @@ class Trace(TorchFunctionMode):
             self.see(name, func, args, kwargs, out)
         return out
 
-    def see(self, name: str, func: Callable, args: tuple, kwargs: dict, out: Any) -> None:
+    def see(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], out: Any
+    ) -> None:
         where = _where()
-        at = f"{name}" + (f" ({where})" if where else "")
+        at = name + (f" ({where})" if where else "")
         if where:
             self.lines[where] += 1
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        leaves = tree_leaves((args, kwargs))
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self.dtypes |= {t.dtype for t in outputs if t.is_floating_point() or t.is_complex()}
         if self.double:
@@ -293,12 +299,12 @@ class Trace(TorchFunctionMode):
             self.written.setdefault(name, at)
         if name in BESSEL and inputs and inputs[0].numel():
             self.bessel[name] = max(self.bessel.get(name, 0.0), inputs[0].detach().abs().max().item())
-        self.see_constants(at, args, kwargs, inputs, outputs)
+        self.see_constants(at, leaves, inputs, outputs)
         for tensor in outputs:
             if tensor.is_complex() and tensor.requires_grad:
                 sensitivity: dict[str, float] = {}
 
-                def keep(gradient: Tensor, sensitivity=sensitivity) -> None:
+                def keep(gradient: Tensor, sensitivity: dict[str, float] = sensitivity) -> None:
                     sensitivity["imag"] = gradient.imag.abs().max().item()
                     sensitivity["all"] = gradient.abs().max().item()
 
@@ -312,11 +318,11 @@ class Trace(TorchFunctionMode):
         value = coarse.detach()
         return bool((value == value.real.round()).all()) if value.is_complex() else bool((value == value.round()).all())
 
-    def see_constants(self, at: str, args: tuple, kwargs: dict, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def see_constants(self, at: str, leaves: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> None:
         single = [t for t in outputs if t.dtype in (torch.float32, torch.complex64)]
         if not single:
             return
-        for value in tree_leaves((args, kwargs)):
+        for value in leaves:
             if type(value) is float and _lost(value):
                 self.lost.setdefault(repr(value), f"{value!r} becomes {float(np.float32(value))!r} in {at}")
         for double in inputs:
@@ -343,11 +349,13 @@ class Meter(TorchDispatchMode):
     """Counts operators, and bytes of the tensors that are alive."""
 
     def __init__(self, *inputs: Tensor):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's is not annotated
         self.operators = self.live = self.peak = 0
         self.alive: dict[int, Any] = {t.untyped_storage()._cdata: None for t in inputs}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         self.operators += 1
         for tensor in tree_leaves(out):
@@ -362,7 +370,7 @@ class Meter(TorchDispatchMode):
         self.live += size
         self.peak = max(self.peak, self.live)
 
-        def gone(_, key=key, size=size) -> None:
+        def gone(_: object) -> None:
             self.live -= size
             del self.alive[key]
 
