@@ -359,7 +359,7 @@ def _integral_table(
     For A and b up to powers of two; of I, of its derivative in A, which is that in the midpoint m = A + b / 2, and of
     its derivative in b at a fixed midpoint.
     """
-    tolerance = _tolerance(dtype)
+    tolerance = 1e-13 if dtype == torch.float64 else 1e-6
     nodes, weights = _quadrature(exponent_b, phase, 1e-15, torch.float64, torch.device("cpu"))
     u = nodes[:, None, None]
 
@@ -534,11 +534,10 @@ def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tenso
 def _chebyshev(b: Tensor, exponent: int, terms: int) -> Tensor:
     """T_0..T_{terms-1} at b, mapped from [0, 2^exponent] to [-1, 1]: ``(terms, ...)``."""
     t = b * 2.0 ** (1 - exponent) - 1
-    known = torch.stack([torch.ones_like(t), t])
-    while len(known) < terms:  # T_{n+k} = 2 T_n T_k - T_{n-k}: twice as many in two operators
-        last = len(known) - 1
-        known = torch.cat([known, 2 * known[-1] * known[1:] - known[:last].flip(0)])
-    return known[:terms]
+    values, twice = [torch.ones_like(t), t], 2 * t
+    while len(values) < terms:
+        values.append((twice * values[-1]).sub_(values[-2]))
+    return torch.stack(values[:terms])
 
 
 @lru_cache(maxsize=32)
