@@ -41,7 +41,7 @@ def run(
     Arguments:
         file: results file, JSON, replaced when the first row is finished.
         device: by default a GPU if there is one.
-        repeat: pairs of steps timed for each row, an integer >= 1; by default what fits into 3 s, 10 to 1000.
+        repeat: pairs of steps timed for each row, an integer >= 1; by default what fits into 3 s, 10 to 200.
         report: called with one line a row.
 
     Returns:
@@ -127,7 +127,7 @@ def step_seconds(
 
     for _ in range(3):
         once = sum(timed(step) for step in steps)
-    times = [[timed(step) for step in steps] for _ in range(repeat or min(1000, max(10, int(3 / once))))]
+    times = [[timed(step) for step in steps] for _ in range(repeat or min(200, max(10, int(3 / once))))]
     return [pair[0] for pair in times], [pair[1] for pair in times]
 
 
