@@ -46,7 +46,7 @@ _UNSEEN_SQUARED_COUPLING = 25.0
 _SERIES_REACH = {torch.float32: 64.0, torch.float64: 4096.0}
 
 # Largest b, and phase times b, for which it is: beyond, making the table takes longer than it saves.
-_LARGEST_TURN = 32.0
+_LARGEST_TURN = 64.0
 
 # Largest sum of squares for the Taylor series at the middle, where terms cancel.
 _TAYLOR_REACH = {torch.float32: 64.0, torch.float64: 256.0}
@@ -167,12 +167,9 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
         h = _discretized(working, parameters, look)
         return (h if gain is None else gain * h).to(w.dtype)
     if look and is_plain(working):
-        try:
-            rows = working if w.dim() == 2 else working.reshape(-1, w.shape[-1])
-            h = _Closed.apply(rows, None, parameters, 1.0 if gain is None else gain.item())
-            return (h if w.dim() == 2 else h.view(w.shape)).to(w.dtype)
-        except _TooStrong:
-            pass
+        rows = working.reshape(-1, w.shape[-1])
+        h = _closed_rows(rows, parameters, 1.0 if gain is None else gain.item())
+        return h.view(w.shape).to(w.dtype)
     # the largest sum of squared couplings of a neuron
     norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
     total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
@@ -206,9 +203,32 @@ def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor has values to look at: it is not traced, vmapped or of a kind of its own."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
+        and not tensor.is_meta
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
     )
+
+
+def _closed_rows(rows: Tensor, parameters: SpinWaveParameters, gain: float) -> Tensor:
+    """``gain H`` of rows, ``(neurons, modes)``: where no series serves a row, by Bessel functions."""
+    h: Tensor
+    try:
+        h = _Closed.apply(rows, None, parameters, gain)
+    except _TooStrong:
+        b = (rows.detach() * parameters.mode_coupling(rows.shape[1])).square()
+        served = (b.sum(1) <= _SERIES_REACH[torch.float64]) & (b.amax(1) * _turns(parameters) <= _LARGEST_TURN)
+        strong = served.logical_not().nonzero().flatten()
+        h = gain * _continuum(rows[strong], parameters, b[strong].sum(1).amax().item())
+        if served.any():
+            weak = served.nonzero().flatten()
+            some = _Closed.apply(rows[weak], None, parameters, gain)
+            h = torch.zeros_like(rows).index_copy(0, weak, some).index_copy(0, strong, h)
+    return h
+
+
+def _turns(parameters: SpinWaveParameters) -> float:
+    """What b counts for in the length of a series, the phase included."""
+    return max(1.0, abs(parameters.stark_phase))
 
 
 @lru_cache(maxsize=256)
@@ -326,7 +346,7 @@ def _sum_series(
 ) -> tuple[Tensor, ...]:
     """t, ``dt/dm - 1`` and ``dt/db`` of :class:`_Closed` from Chebyshev series: each ``(neurons, modes)``."""
     largest = square.amax().item() * unit
-    if largest * max(1.0, abs(parameters.stark_phase)) > _LARGEST_TURN:
+    if largest * _turns(parameters) > _LARGEST_TURN:
         raise _TooStrong
     if reach > _SERIES_REACH[row.dtype]:
         if row.dtype == torch.float64:

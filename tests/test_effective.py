@@ -366,6 +366,23 @@ def test_tables_are_not_remade_at_every_step():
     assert effective._grid_tables.cache_info().misses == misses
 
 
+def test_one_strong_neuron_leaves_the_others_their_short_way(monkeypatch):
+    physics = SpinWaveParameters(coupling_total=10, readout_coupling=2.0)
+    w, g = random(4, 10), random(4, 10, seed=1)
+    w[2] *= 8  # a squared coupling of more than a hundred
+    alone = [effective_weights(row, physics) for row in w]
+    seen = []
+    continuum = effective._continuum
+    monkeypatch.setattr(effective, "_continuum", lambda rows, *args: seen.append(len(rows)) or continuum(rows, *args))
+    w.requires_grad_()
+    h = effective_weights(w, physics)
+    assert seen == [1]
+    assert torch.allclose(h, torch.stack(alone), rtol=0, atol=1e-11 * h.abs().max().item())
+    (found,) = torch.autograd.grad(h, w, g)
+    (expected,) = torch.autograd.grad(continuum(w, physics, 1e4), w, g)
+    assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
+
+
 def test_tables_of_the_integral_are_short():
     """Rounding in a derivative that nearly vanishes was once taken for a series of 254 terms."""
     for exponent in (-12, -8, -4, 0, 4, 8):
