@@ -7,6 +7,7 @@ import torch
 
 from spinwave import SpinWaveParameters, scaling
 from spinwave.__main__ import main
+from spinwave.pages import RESULTS
 
 
 @pytest.mark.parametrize("model", ["continuum", "discretized"])
@@ -44,6 +45,14 @@ def test_results_are_written_after_every_row_and_read_back(tmp_path, monkeypatch
     assert "100-100-10" in lines[0]
     assert "2.00 times" in lines[0]
     assert results["environment"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*-scaling.json")), ids=lambda file: file.stem)
+def test_stored_results_are_whole(file):
+    results = scaling.load(file)
+    assert len(results["rows"]) == 17
+    assert all(scaling.price(row) > 0 and scaling.describe(row) for row in results["rows"])
+    assert set(results["slopes"]) == {"weights", "points"}
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({"rows": []})])
