@@ -85,7 +85,8 @@ class SpinWaveLinear(nn.Module):
         look = weight.device.type == "cpu"
         if torch.is_grad_enabled() or not is_plain(weight) or weight.is_inference():
             return compute(weight, self.physics, self.model, look, gain)
-        state = weight._version, weight.data_ptr(), gain._version, gain.data_ptr(), weight.dtype, self.physics
+        counted = weight._version, weight.data_ptr(), gain._version, gain.data_ptr()
+        state = *counted, weight.dtype, self.physics, self.model
         if self._kept is None or self._kept[0] != state:
             self._kept = state, compute(weight, self.physics, self.model, look, gain)
         return self._kept[1]

@@ -120,6 +120,8 @@ def fit(
             f"train and test images must have the same number of features, "
             f"got shapes {tuple(train[0].shape)} and {tuple(test[0].shape)}"
         )
+    if augment:
+        distort(train[0][:1], torch.Generator())  # refuses images that are not square, before the first step
     device = choose_device(device)
     settings = {
         **(notes or {}),

@@ -162,6 +162,12 @@ def test_evaluation_keeps_the_effective_weight_until_something_changes(model, mo
     check(1)
     layer.load_state_dict(SpinWaveLinear(6, 4, PHYSICS, model).state_dict())
     check(1)
+    with torch.no_grad():
+        layer(x)
+        layer.model = "continuum" if model == "discretized" else "discretized"
+        assert torch.equal(layer(x), x @ original(layer.weight, layer.physics, layer.model, True, layer.gain).T)
+    layer.model = model
+    check(1)
     layer.weight = torch.nn.Parameter(torch.randn(4, 6))
     check(1)
     layer.weight.data.add_(1)

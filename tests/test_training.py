@@ -219,6 +219,12 @@ def test_resumed_run_on_distorted_digits_equals_one_never_stopped(digits, tmp_pa
     assert same(weights(resumed), weights(straight))
 
 
+def test_distorting_needs_square_images_and_says_so_at_once(digits):
+    cut = tuple((images[:, :99], labels) for images, labels in digits)
+    with pytest.raises(ValueError, match="distort expects square images"):
+        train(cut, SpinWaveMLP((99, 10)), augment=True)
+
+
 def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
     model, metrics = train(digits, out=tmp_path)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
