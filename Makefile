@@ -47,7 +47,7 @@ book: $(STAMP) $(CACHE)/.package  ## execute the chapters and build the site in 
 	@echo "\`make serve\` serves it; its interactive figures need that."
 
 test: $(if $(FAST),$(STAMP),book)  ## build the book, then run every test (FAST=1: neither the book nor the slow tests)
-	@$(BIN)/python -m pytest $(if $(FAST),-m "not slow")
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(if $(FAST),-m "not slow")
 
 lint: $(STAMP)  ## check the code and the chapters with ruff, the types of the package with mypy
 	@$(BIN)/ruff check .

@@ -22,7 +22,7 @@ The kernels are those of Nunn et al., Phys. Rev. A 75, 011401(R) (2007).
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -31,7 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import compiled
 from .bessel import clifford, horner, seen
+from .compiled import Series
 from .parameters import MODE_NORMALISATION, SpinWaveParameters
 
 MODELS = ("continuum", "discretized")
@@ -42,8 +44,8 @@ GRID_EDGE = 1e-10
 # Where the weights cannot be looked at, the tables serve couplings up to |a| = 5.
 _UNSEEN_SQUARED_COUPLING = 25.0
 
-# Largest sum of squares for which F is summed as a series: beyond, rounding costs the promised digits, or it is long.
-_SERIES_REACH = {torch.float32: 64.0, torch.float64: 4096.0}
+# Largest sum of squares for which F is summed as a series: beyond, it is long.
+_SERIES_REACH = 4096.0
 
 # Largest b, and phase times b, for which it is: beyond, making the table takes longer than it saves.
 _LARGEST_TURN = 64.0
@@ -57,6 +59,8 @@ _MOST_REDUCED = 6
 # More terms than this means couplings (or Stark phases) no float64 sum resolves in reasonable time.
 _MOST_TERMS = 1024
 
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -166,10 +170,14 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     if model == "discretized":
         h = _discretized(working, parameters, look)
         return (h if gain is None else gain * h).to(w.dtype)
-    if look and is_plain(working):
+    if look and kind == "cpu" and is_plain(working):
         rows = working.reshape(-1, w.shape[-1])
         h = _closed_rows(rows, parameters, 1.0 if gain is None else gain.item())
         return h.view(w.shape).to(w.dtype)
+    if look and kind == "cpu" and _is_compiled():
+        physics = parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase
+        h = torch.ops.spinwave.closed_form(working, *physics).to(w.dtype)
+        return h if gain is None else gain * h
     # the largest sum of squared couplings of a neuron
     norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
     total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
@@ -181,9 +189,16 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
 
 def project(x: Tensor, w: Tensor, parameters: SpinWaveParameters, gain: Tensor) -> Tensor | None:
     """``x @ (gain H(w)).T`` of the closed form in one step for autograd, or None where that has to be done in two."""
-    if x.dim() != 2 or x.dtype != w.dtype or w.dtype not in _SERIES_REACH or type(x) is not Tensor or not is_plain(w):
-        return None
-    if w.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    dtype = w.dtype
+    if (
+        not is_plain(w)
+        or not w.is_cpu
+        or (dtype is not torch.float32 and dtype is not torch.float64)
+        or x.dtype is not dtype
+        or type(x) is not Tensor
+        or x.dim() != 2
+        or torch.is_autocast_enabled("cpu")
+    ):
         return None
     try:
         y: Tensor = _Closed.apply(w, x, parameters, gain.item())
@@ -202,9 +217,9 @@ class _TooStrong(Exception):
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor has values to look at: it is not traced, vmapped or of a kind of its own."""
     return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
+        not torch.compiler.is_compiling()
+        and type(tensor) in _PLAIN
         and not tensor.is_meta
-        and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
     )
 
@@ -216,9 +231,11 @@ def _closed_rows(rows: Tensor, parameters: SpinWaveParameters, gain: float) -> T
         h = _Closed.apply(rows, None, parameters, gain)
     except _TooStrong:
         b = (rows.detach() * parameters.mode_coupling(rows.shape[1])).square()
-        served = (b.sum(1) <= _SERIES_REACH[torch.float64]) & (b.amax(1) * _turns(parameters) <= _LARGEST_TURN)
+        served = (b.sum(1) <= _SERIES_REACH) & (b.amax(1) * _turns(parameters) <= _LARGEST_TURN)
         strong = served.logical_not().nonzero().flatten()
-        h = gain * _continuum(rows[strong], parameters, b[strong].sum(1).amax().item())
+        total = b[strong].sum(1).amax().item()
+        _check_finite(total)
+        h = gain * _continuum(rows[strong], parameters, total)
         if served.any():
             weak = served.nonzero().flatten()
             some = _Closed.apply(rows[weak], None, parameters, gain)
@@ -232,154 +249,170 @@ def _turns(parameters: SpinWaveParameters) -> float:
 
 
 @lru_cache(maxsize=256)
-def _derivatives_at_zero(readout: float) -> list[float]:
-    """F(0) and its first two derivatives."""
-    zero = torch.zeros(1, dtype=torch.float64)
-    return [(-1) ** n * _difference(n, zero, readout).item() for n in range(3)]
+def _near_zero(parameters: SpinWaveParameters, modes: int, dtype: torch.dtype) -> tuple[float, float, Series]:
+    """Scale, and a short series after the largest sum of squares of w that it serves.
 
-
-@lru_cache(maxsize=256)
-def _expansion(
-    parameters: SpinWaveParameters, modes: int
-) -> tuple[float, float, float, float, float, tuple[float, ...]]:
-    """Constants of :class:`_Closed`: c in units of w^2, scale, slope, and of ``t = m + bend m^2 + spread b^2``.
-
-    The second-order terms are those of F and the means, over the interval, of F and the cosine. Last, what the orders
-    left out add at most: from the derivatives of F, none above F(0), and the cosine.
+    I to second order; what the orders left out add is bounded by the derivatives of F, none above F(0), and the cosine.
     """
-    coupling, phase = parameters.mode_coupling(modes), parameters.stark_phase
+    coupling, phase, readout = parameters.mode_coupling(modes), parameters.stark_phase, parameters.readout_coupling
+    zero = torch.zeros(1, dtype=torch.float64)
+    value, first, second = ((-1) ** n * _difference(n, zero, readout).item() for n in range(3))
+    spread = second / 6 - value * phase**2 / 6
+    six = np.array(  # of 1, A, A^2, A b, b, b^2
+        [
+            [value, first, second / 2, second / 2, first / 2, spread],
+            [first, second, 0, 0, second / 2, 0],
+            [value, first, second / 2, 3 * second / 2, 3 * first / 2, 5 * spread],
+        ]
+    )
     unit = coupling**2
-    value, first, second = _derivatives_at_zero(parameters.readout_coupling)
-    scale = MODE_NORMALISATION / parameters.readout_coupling * coupling * value
-    bend = unit * second / (2 * first)
-    spread = unit * (second / 24 - value * phase**2 / 6) / first
-    return unit, scale, unit * first / value, bend, spread, (1 + phase**2 / 8, 0.25 + phase**2 / 6, phase**4 / 120)
+    six *= unit ** np.array([0, 1, 2, 2, 1, 2]) * unit ** np.array([[0], [1], [0]])
+    reach, promised = 1.0, 1e-11 if dtype == torch.float64 else 2e-6
+    while reach**3 * (0.25 + phase**2 / 6 + reach * phase**4 / 120) > promised:
+        reach /= 1.1
+    return MODE_NORMALISATION / readout * coupling, reach / unit, Series(six[:, None], 0.0, 0.0)
 
 
 class _Closed(torch.autograd.Function):
-    """The closed form for every row of w, ``(neurons, modes)``, times a gain; with an x, ``x @ H.T``.
+    """The closed form for every row of w, ``(neurons, modes)``, times a gain; with an x, ``x @ H.T``. On the CPU.
 
     A network of ordinary size spends more time on starting operators than in them, a large one on moving weights from
-    memory. So the derivative is written out, operators are few and in place, and they work on blocks of rows that stay
-    in the cache. With the midpoint ``m_i = sum_{j>i} w_j^2 + w_i^2 / 2`` and ``b_i = w_i^2``
-
-        H_i = scale w_i (1 + slope t_i),    dt = (1 + rate_m p) dm + (rate_b q) db,
-
-    where t, p and q are tensors: (m, 0, 0) where couplings are weak, (m + .. m^2 + .. b^2, m, b) where they are not so
-    weak, and sums of Chebyshev series otherwise.
+    memory. So the formula and its derivative are compiled loops, with as little Python around them as can be.
     """
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, x: Tensor | None, parameters: SpinWaveParameters, gain: float) -> Tensor:
-        unit, scale, slope, bend, spread, steps = _expansion(parameters, w.shape[-1])
-        ctx.scale = scale = gain * scale
-        ctx.slope, ctx.parameters, ctx.gain, ctx.reach = slope, parameters, gain, 0.0
-        promised = 1e-11 if w.dtype == torch.float64 else 2e-6
-        h = torch.empty_like(w)
-        parts: list[Tensor | None] = []
-        ctx.rates = []
-        for row, out in _blocks(w, h):
-            b = row * row
-            prefix = b.cumsum(-1)
-            total = prefix[:, -1:]
-            reach = seen(total.amax())
-            if reach is None:
-                raise _TooStrong
-            reach *= unit
-            _check_finite(reach)
-            ctx.reach = max(ctx.reach, reach)
-            if reach**2 * steps[0] < promised:
-                t, p, q = torch.sub(total, prefix).add_(b, alpha=0.5), None, None
-                ctx.rates.append((0.0, 0.0))
-            elif reach**3 * (steps[1] + reach * steps[2]) < promised:
-                p, q = torch.sub(total, prefix).add_(b, alpha=0.5), b
-                t = torch.addcmul(p, p, p, value=bend).addcmul_(b, b, value=spread)
-                ctx.rates.append((2 * bend, 2 * spread))
-            else:
-                t, p, q = _sum_series(row, b, unit, parameters, reach)
-                ctx.rates.append((1.0, 1.0))
-            torch.addcmul(row, row, t, value=slope, out=out).mul_(scale)
-            parts += [t, p, q]
-        ctx.save_for_backward(w, x, h, *parts)
+        h, ctx.total, ctx.series = _evaluate(w, parameters, gain)
+        ctx.save_for_backward(w, x, None if x is None else h)
+        ctx.parameters, ctx.gain = parameters, gain
         return h if x is None else x.mm(h.t())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        w, x, h, *parts = ctx.saved_tensors
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            # a derivative of the derivative, or many at once: let autograd do the formula as it stands
-            with torch.enable_grad():
-                h = ctx.gain * _continuum(w, ctx.parameters, ctx.reach)
-                output = h if x is None else x.mm(h.t())
-            wanted = [tensor for tensor, needed in zip((w, x), ctx.needs_input_grad, strict=False) if needed]
-            found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
-            of_w, of_x = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
-            return of_w, of_x, None, None
-
-        of_x = grad.mm(h) if ctx.needs_input_grad[1] else None
-        if not ctx.needs_input_grad[0]:
-            return None, of_x, None, None
-        g = ctx.scale * grad if x is None else torch.addmm(h, grad.t(), x, beta=0, alpha=ctx.scale)
-        for number, (row, g_row) in enumerate(_blocks(w, g)):  # g turns into the gradient of w
-            t, p, q = parts[3 * number : 3 * number + 3]
-            rate_m, rate_b = ctx.rates[number]
-            share = g_row * row
-            along = share if p is None else torch.addcmul(share, share, p, value=rate_m)
-            before = along.cumsum(-1).sub_(along, alpha=0.5)
-            if q is not None:
-                before.addcmul_(share, q, value=rate_b)
-            g_row.addcmul_(g_row, t, value=ctx.slope).addcmul_(row, before, value=2 * ctx.slope)
-        return g, of_x, None, None
+        w, x, h = ctx.saved_tensors
+        if not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+            of_x = grad.mm(h) if ctx.needs_input_grad[1] else None
+            if not ctx.needs_input_grad[0]:
+                return None, of_x, None, None
+            g = grad.clone(memory_format=torch.contiguous_format) if x is None else grad.t().mm(x)
+            try:
+                values = g.numpy()
+            except RuntimeError:  # torch.autograd.functional batches gradients in a way of its own
+                pass
+            else:
+                rows, scale, series = ctx.series
+                compiled.pull_back(rows, values, scale, series)
+                return g, of_x, None, None
+        # a derivative of the derivative, or many at once: let autograd do the formula as it stands
+        with torch.enable_grad():
+            h = ctx.gain * _continuum(w, ctx.parameters, ctx.total * ctx.parameters.mode_coupling(w.shape[1]) ** 2)
+            output = h if x is None else x.mm(h.t())
+        wanted = [tensor for tensor, needed in zip((w, x), ctx.needs_input_grad, strict=False) if needed]
+        found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
+        of_w, of_x = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
+        return of_w, of_x, None, None
 
 
-def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """The tensors' rows side by side, about 65 000 elements at a time."""
-    neurons, modes = tensors[0].shape
-    rows = max(1, 2**16 // modes)
-    if neurons <= rows:
-        return (tensors,)
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+def _evaluate(
+    w: Tensor, parameters: SpinWaveParameters, gain: float
+) -> tuple[Tensor, float, tuple[compiled.Array, float, Series]]:
+    """``gain H``, the largest sum of squares of a row, and what the derivative needs: w, scale and series."""
+    scale, limit, series = _near_zero(parameters, w.shape[1], w.dtype)
+    scale *= gain
+    rows, h = w.contiguous().numpy(force=True), torch.empty_like(w, memory_format=torch.contiguous_format)
+    total = compiled.evaluate(rows, h.numpy(), scale, series)
+    if not total <= limit:
+        series = _far_series(rows, total, parameters, w.dtype)
+        compiled.evaluate(rows, h.numpy(), scale, series)
+    return h, total, (rows, scale, series)
 
 
-def _sum_series(
-    row: Tensor, square: Tensor, unit: float, parameters: SpinWaveParameters, reach: float
-) -> tuple[Tensor, ...]:
-    """t, ``dt/dm - 1`` and ``dt/db`` of :class:`_Closed` from Chebyshev series: each ``(neurons, modes)``."""
-    largest = square.amax().item() * unit
-    if largest * _turns(parameters) > _LARGEST_TURN:
-        raise _TooStrong
-    if reach > _SERIES_REACH[row.dtype]:
-        if row.dtype == torch.float64:
-            raise _TooStrong
-        parts = _sum_series(row.double(), square.double(), unit, parameters, reach)
-        return tuple(part.to(row.dtype) for part in parts)
-    exponents = _exponent(reach), _exponent(largest)
-    b = (square * unit).reshape(-1)
-    # from the last mode on, so that nothing large is subtracted
-    later = torch.nn.functional.pad(square.flip(-1).cumsum(-1).flip(-1)[:, 1:], (0, 1)).mul_(unit).reshape(-1)
-    readout, phase = parameters.readout_coupling, parameters.stark_phase
-    table = _integral_table(*exponents, readout, phase, row.dtype, row.device)  # (3, terms in b, terms in A)
-    of_b = _chebyshev(b, exponents[1], table.shape[1])  # (terms, elements)
-    sums = table.flatten(0, 1) @ _chebyshev(later, exponents[0], table.shape[2])
-    sums = sums.view(3, *of_b.shape).mul_(of_b).sum(1)  # (3, elements)
-    value, first, _ = _derivatives_at_zero(readout)
-    sums[0] -= value
-    sums[0] /= unit * first
-    sums[1:] /= first
-    sums[1] -= 1
-    return tuple(sums.view(3, *row.shape))
+def _is_compiled() -> bool:
+    """Whether torch.compile reads this, and will run it with torch.compile's own derivative."""
+    return torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+
+
+# The closed form and its derivative as operators that torch.compile calls as they stand; w is ``(..., modes)``.
+_PHYSICS = "float coupling_total, float readout_coupling, float stark_phase"
+torch.library.define("spinwave::closed_form", f"(Tensor w, {_PHYSICS}) -> Tensor")
+torch.library.define("spinwave::closed_form_backward", f"(Tensor w, Tensor grad, {_PHYSICS}) -> Tensor")
+
+
+@torch.library.impl("spinwave::closed_form", "cpu")
+def _closed_form(w: Tensor, *physics: float) -> Tensor:
+    rows = w.reshape(-1, w.shape[-1])
+    try:
+        h = _evaluate(rows, _physics(*physics), 1.0)[0]
+    except _TooStrong:
+        h = torch.full_like(rows, math.nan)
+    return h.view(w.shape)
+
+
+@torch.library.impl("spinwave::closed_form_backward", "cpu")
+def _closed_form_backward(w: Tensor, grad: Tensor, *physics: float) -> Tensor:
+    rows, g = w.reshape(-1, w.shape[-1]), grad.clone(memory_format=torch.contiguous_format)
+    try:
+        values, scale, series = _evaluate(rows, _physics(*physics), 1.0)[2]
+    except _TooStrong:
+        return g.fill_(math.nan)
+    compiled.pull_back(values, g.view(rows.shape).numpy(), scale, series)
+    return g
 
 
 @lru_cache(maxsize=256)
-def _integral_table(
-    exponent_total: int, exponent_b: int, readout: float, phase: float, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _physics(coupling_total: float, readout_coupling: float, stark_phase: float) -> SpinWaveParameters:
+    return SpinWaveParameters(coupling_total, readout_coupling, detuning=stark_phase, optical_depth=1.0)
+
+
+def _shape(w: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(w, memory_format=torch.contiguous_format)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.physics = inputs[1:]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    (w,) = ctx.saved_tensors
+    return torch.ops.spinwave.closed_form_backward(w, grad, *ctx.physics), None, None, None
+
+
+torch.library.register_fake("spinwave::closed_form", _shape)
+torch.library.register_fake("spinwave::closed_form_backward", _shape)
+torch.library.register_autograd("spinwave::closed_form", _differentiate, setup_context=_save)
+
+
+def _far_series(rows: compiled.Array, total: float, parameters: SpinWaveParameters, dtype: torch.dtype) -> Series:
+    """The series for rows whose squares sum up to ``total`` at most."""
+    _check_finite(total)
+    coupling = parameters.mode_coupling(rows.shape[1])
+    reach, largest = total * coupling**2, compiled.largest_square(rows) * coupling**2
+    if reach > _SERIES_REACH or largest * _turns(parameters) > _LARGEST_TURN:
+        raise _TooStrong
+    tolerance = 1e-13 if dtype == torch.float64 else 3e-7
+    readout, phase = parameters.readout_coupling, parameters.stark_phase
+    return _long_series(_exponent(reach), _exponent(largest), coupling, readout, phase, tolerance)
+
+
+@lru_cache(maxsize=256)
+def _long_series(
+    exponent_total: int, exponent_b: int, coupling: float, readout: float, phase: float, tolerance: float
+) -> Series:
+    """``I(A, b) = int_0^1 F(A + b u) cos(..) du`` for couplings up to powers of two, in units of w^2."""
+    table = _integral_table(exponent_total, exponent_b, readout, phase, tolerance)  # (3, terms in b, terms in A)
+    counted = (table.abs() > tolerance / 10 * table.abs().amax((1, 2), keepdim=True)).flip(2).cumsum(2).flip(2) > 0
+    table = F.pad(table * counted, (0, -table.shape[2] % 4))  # zeros end a sum
+    table[1] *= coupling**2
+    top_b, top_later = (2.0**exponent / coupling**2 for exponent in (exponent_b, exponent_total))
+    return Series(table.numpy(), top_b, top_later)
+
+
+def _integral_table(exponent_total: int, exponent_b: int, readout: float, phase: float, tolerance: float) -> Tensor:
     """Chebyshev coefficients ``(3, terms in b, terms in A)`` of ``I(A, b) = int_0^1 F(A + b u) cos(..) du``.
 
-    For A and b up to powers of two; of I, of its derivative in A, which is that in the midpoint m = A + b / 2, and of
-    its derivative in b at a fixed midpoint.
+    For A and b up to powers of two; of I, of its derivative in A, and of ``I + 2 b dI/db``.
     """
-    tolerance = 1e-13 if dtype == torch.float64 else 1e-6
     nodes, weights = _quadrature(exponent_b, phase, 1e-15, torch.float64, torch.device("cpu"))
     u = nodes[:, None, None]
 
@@ -387,8 +420,8 @@ def _integral_table(
         c, turn = later + u * b, phase * (1 - u)
         value, derivative = _difference(0, c, readout), -_difference(1, c, readout)
         cosine = torch.cos(turn * b)
-        own = derivative * (u - 0.5) * cosine - value * turn * torch.sin(turn * b)
-        return torch.einsum("u,kuba->kba", weights, torch.stack([value * cosine, derivative * cosine, own]))
+        itself = (value + 2 * b * u * derivative) * cosine - 2 * b * value * turn * torch.sin(turn * b)
+        return torch.einsum("u,kuba->kba", weights, torch.stack([value * cosine, derivative * cosine, itself]))
 
     sizes = [8, 8]  # terms in b, in A
     while True:
@@ -402,14 +435,12 @@ def _integral_table(
             cosines = torch.cos(torch.arange(len(angle), dtype=torch.float64)[:, None] * angle) * (2 / len(angle))
             cosines[0] /= 2
             table = torch.tensordot(table, cosines, ([1], [1]))  # the new axis is the last: b, then A
-        # both derivatives in units of that in the midpoint: the other may be small, and its digits rounding
-        peaks = table.abs() / table[[0, 1, 1]].abs().amax((1, 2), keepdim=True)
-        needed = [int((peaks.amax(rest) > tolerance).nonzero().max()) + 1 for rest in ((0, 2), (0, 1))]
+        parts = table.abs() / table.abs().amax((1, 2), keepdim=True)
+        needed = [int((parts.amax(rest) > tolerance).nonzero().max()) + 1 for rest in ((0, 2), (0, 1))]
         if all(n <= size - 2 for n, size in zip(needed, sizes, strict=True)):  # the tails were seen to be empty
             break
         sizes = [2 * size if n > size - 2 else size for n, size in zip(needed, sizes, strict=True)]
-    with torch.inference_mode(False):  # kept for later calls, which may record gradients
-        return table[:, : needed[0], : needed[1]].to(device, dtype).contiguous()
+    return table[:, : needed[0], : needed[1]].contiguous()
 
 
 def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -> Tensor:

@@ -116,16 +116,16 @@ class SpinWaveLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
-        bias = self.bias
-        if torch.is_grad_enabled() and self._kept is not None:
-            self._kept = None
-        # The short way knows this class's own physics; a subclass may have another effective_weight.
-        own = type(self).effective_weight is SpinWaveLinear.effective_weight
-        if own and bias is None and self.model == "continuum" and torch.is_grad_enabled():
-            y = project(x, self.weight, self.physics, self.gain)
-            if y is not None:
-                return y
-        return F.linear(x, self.effective_weight(), bias)
+        if torch.is_grad_enabled():
+            if self._kept is not None:
+                self._kept = None
+            # The short way knows this class's own physics; a subclass may have another effective_weight.
+            own = type(self).effective_weight is SpinWaveLinear.effective_weight
+            if own and self.model == "continuum" and self.bias is None:
+                y = project(x, self.weight, self.physics, self.gain)
+                if y is not None:
+                    return y
+        return F.linear(x, self.effective_weight(), self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.physics}, model={self.model!r}"
@@ -170,8 +170,9 @@ class SpinWaveMLP(nn.Module):
             self.layers.append(SpinWaveLinear(n_in, n_out, self.physics, model, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layers(x)
-        return y
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
     def fold(self) -> nn.Sequential:
         """The same network in ordinary linear layers, for use where this package is not: equal outputs, no physics."""

@@ -60,6 +60,12 @@ class SpinWaveParameters:
             raise ValueError(f"steepness must be positive, got {self.steepness}")
         if not math.isfinite(self.detuning):
             raise ValueError(f"detuning must be finite, got {self.detuning}")
+        # kept, for every layer looks up its coefficients by its physics in every step
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(self))))
+
+    def __hash__(self) -> int:
+        value: int = self._hash  # type: ignore[attr-defined]
+        return value
 
     @property
     def stark_phase(self) -> float:

@@ -3,11 +3,12 @@ import math
 from dataclasses import replace
 
 import mpmath
+import numba
 import pytest
 import torch
 from torch.func import grad, jacrev, vmap
 
-from spinwave import SpinWaveParameters, bessel, effective, effective_weights, neuron
+from spinwave import SpinWaveParameters, bessel, compiled, effective, effective_weights, neuron
 from spinwave.effective import MODELS, grid
 from spinwave.ladder import RUNGS, partial_readout, read_in
 from spinwave.parameters import MODE_NORMALISATION
@@ -267,8 +268,8 @@ def test_weak_couplings_are_exact_where_they_are_taken(shape):
 @pytest.mark.parametrize("detuning", [0.0, 6000.0, -60_000.0])
 def test_every_way_of_summing_agrees_with_the_integral(monkeypatch, dtype, readout, detuning):
     """From couplings for which F is a straight line to those that only Bessel functions serve: values and gradients."""
-    series, calls = effective._sum_series, []
-    monkeypatch.setattr(effective, "_sum_series", lambda *args: calls.append(1) or series(*args))
+    series, calls = effective._long_series, []
+    monkeypatch.setattr(effective, "_long_series", lambda *args: calls.append(1) or series(*args))
     for coupling_total in (0.02, 0.2, 0.6, 2.0, 6.0, 20.0, 60.0, 200.0):
         physics = SpinWaveParameters(coupling_total, readout, detuning=detuning)
         w, g = random(3, 50).clamp(-1.2, 1.2).to(dtype), random(3, 50, seed=1).to(dtype)
@@ -301,6 +302,53 @@ def test_derivatives_written_out(coupling_total, served):
     assert torch.equal(neurons(w, x), x.mm(effective.compute(w, physics, "continuum", True, gain).T))
     assert torch.autograd.gradcheck(neurons, (w, x), check_batched_grad=True)
     assert torch.autograd.gradgradcheck(neurons, (w, x))
+
+
+@pytest.mark.parametrize("coupling_total", [0.1, 30.0])
+def test_threads_change_nothing(monkeypatch, coupling_total):
+    """Neurons are spread over threads where a layer is large, in parts that need not be equal; one may get none."""
+    physics = SpinWaveParameters(coupling_total)
+    for neurons in (1, 3, 37):
+        w, g = random(neurons, 40).requires_grad_(), random(neurons, 40, seed=1)
+        results = []
+        for large in (0, 10**9):
+            monkeypatch.setattr(compiled, "_LARGE", large)
+            h = effective_weights(w, physics)
+            results.append((h, *torch.autograd.grad(h, w, g)))
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    monkeypatch.setattr(compiled, "_LARGE", 0)
+    for row in (0, 20, 36):
+        bad = w.detach().clone()
+        bad[row, 5] = math.nan
+        with pytest.raises(ValueError, match="w must be finite"):
+            effective_weights(bad, physics)
+
+
+def test_machine_code_that_cannot_be_kept_is_made_anew(monkeypatch):
+    """numba refuses to compile where neither the package nor the home folder can be written."""
+
+    def refuse(function, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return numba.njit(function, **options)
+
+    monkeypatch.setattr(compiled, "njit", refuse)
+    assert compiled._compiled(lambda x: 2 * x)(3.0) == 6.0
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by opcheck
+@pytest.mark.parametrize("coupling_total", [0.1, 5.0])
+def test_operators_for_the_compiler(coupling_total):
+    """torch.compile calls the closed form as an operator of this package; PyTorch's own checks of operators."""
+    w, physics = random(3, 5).requires_grad_(), (coupling_total, 2.0, 0.6)
+    torch.library.opcheck(torch.ops.spinwave.closed_form.default, (w, *physics))
+    torch.library.opcheck(torch.ops.spinwave.closed_form_backward.default, (w.detach(), random(3, 5), *physics))
+    h = torch.ops.spinwave.closed_form(w, *physics)
+    assert torch.equal(h, effective_weights(w, SpinWaveParameters(coupling_total, 2.0)))
+    h = torch.ops.spinwave.closed_form(1e6 * w, *physics)
+    assert h.isnan().all()
+    (of_w,) = torch.autograd.grad(h.sum(), w)
+    assert of_w.isnan().all()
 
 
 # ---- bad input
@@ -386,7 +434,7 @@ def test_one_strong_neuron_leaves_the_others_their_short_way(monkeypatch):
 def test_tables_of_the_integral_are_short():
     """Rounding in a derivative that nearly vanishes was once taken for a series of 254 terms."""
     for exponent in (-12, -8, -4, 0, 4, 8):
-        table = effective._integral_table(exponent, exponent - 4, 10.0, 0.6, torch.float64, torch.device("cpu"))
+        table = effective._integral_table(exponent, exponent - 4, 10.0, 0.6, 1e-13)
         assert table.shape[1] <= 24
         assert table.shape[2] <= 40
 
