@@ -304,6 +304,23 @@ def test_derivatives_written_out(coupling_total, served):
     assert torch.autograd.gradgradcheck(neurons, (w, x))
 
 
+@pytest.mark.parametrize("detuning", [0.0, 6000.0, -60_000.0])
+@pytest.mark.parametrize("modes", [1, 2, 5])
+def test_weak_couplings_of_few_modes(modes, detuning):
+    """Where a single square is as large as their sum may be, every coefficient of the short series counts."""
+    physics = SpinWaveParameters(float(modes), 2.0, detuning=detuning)  # a = w
+    _, limit, _ = effective._near_zero(physics, modes, torch.float64)
+    w = random(20, modes)
+    w = (w * (0.999 * limit / w.square().sum(1, keepdim=True)).sqrt()).requires_grad_()
+    exact = effective._continuum(w, physics, 1000.0)
+    g = random(20, modes, seed=1)
+    (expected,) = torch.autograd.grad(exact, w, g)
+    h = effective_weights(w, physics)
+    (found,) = torch.autograd.grad(h, w, g)
+    assert (h - exact).abs().max() < 2e-11 * exact.abs().max()
+    assert (found - expected).abs().max() < 1e-10 * expected.abs().max()
+
+
 @pytest.mark.parametrize("coupling_total", [0.1, 30.0])
 def test_threads_change_nothing(monkeypatch, coupling_total):
     """Neurons are spread over threads where a layer is large, in parts that need not be equal; one may get none."""
