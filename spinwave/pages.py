@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import scaling
 from .bench import in_bytes, in_seconds, load_results, price, seconds_per_digit, select
 
 # A wheel carries the results inside the package.
@@ -94,7 +95,7 @@ def _device(run: dict[str, Any]) -> str:
 
 
 def headline(results: dict[str, Any]) -> Any:
-    """The ladder's two ends and its floor in two sentences, as a Markdown display.
+    """The ladder's two ends, its floor and the price of training in a few sentences, as a Markdown display.
 
     Arguments:
         results: as :func:`measured` returns them.
@@ -105,10 +106,17 @@ def headline(results: dict[str, Any]) -> Any:
     one, many = (select(results, batch=batch) for batch in (batches[0], batches[-1]))
     first, last = (statistics.median(seconds_per_digit(one[name])) for name in ("looped", "continuum"))
     in_batch = statistics.median(seconds_per_digit(many["continuum"]))
+    steps = scaling.load(RESULTS / "cpu-2-cores-scaling.json")["rows"]
+    small, large = (
+        next(row for row in steps if (row["sizes"], row["batch"]) == (sizes, 1024))
+        for sizes in ([100, 100, 10], [784, 1000, 1000, 10])
+    )
     return Markdown(
         f"Forward and backward pass of one digit through 100-100-10 neurons: {in_seconds(first)} in the loop, "
         f"{in_seconds(last)} in closed form, and {in_seconds(in_batch)} a digit in batches of {batches[-1]}, where the "
-        f"network costs {price(many['continuum']):.2g} times one of ordinary linear layers. "
+        f"network costs {price(many['continuum']):.2g} times one of ordinary linear layers. A whole training "
+        f"step, optimiser included, costs {scaling.price(small):.2f} times one of theirs in batches of {small['batch']}, "
+        f"with {'-'.join(map(str, large['sizes']))} neurons {scaling.price(large):.2f} times. "
         f"Measured on {results['environment']['cpu']} with {results['environment']['threads']} threads, "
         f"{results['environment']['date'][:10]}; hollow points are extrapolated from a part of the network."
     )

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch.special import bessel_j0, bessel_j1
 
 import spinwave.__main__ as cli
-from spinwave import CheckupReport, Finding, checkup, neuron
+from spinwave import CheckupReport, Finding, SpinWaveParameters, checkup, neuron
 from spinwave.checkup import CURES, TOPICS, _answer, _exponent, _jump, _slope
 from spinwave.watch import Meter, Trace
 
@@ -420,6 +420,9 @@ def test_package_neuron_has_no_fault_but_that_it_is_quiet_and_linear():
 def test_strong_coupling_is_not_nearly_linear_in_w():
     report = checkup(lambda x, w: question(x, w, 100.0), 8, 8, topics=["structure"])
     assert titles(report, "note") == ["linear in x", "only the real part of the state reaches the output"]
+    strong = SpinWaveParameters(coupling_total=100.0)
+    report = checkup(lambda x, w: neuron(x, w, strong), 8, 8, topics=["structure"])
+    assert titles(report, "note") == ["linear in x"]
 
 
 @pytest.mark.parametrize("seed", range(4))

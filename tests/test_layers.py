@@ -1,6 +1,7 @@
 import copy
 import math
 
+import onnx.reference
 import pytest
 import torch
 
@@ -216,6 +217,20 @@ def test_folded_networks_export():
     x = torch.randn(4, 6)
     program = torch.export.export(network.fold(), (x,))
     assert torch.equal(program.module()(x), network(x))
+
+
+@pytest.mark.slow
+def test_folded_networks_export_to_onnx():
+    """Read back by ONNX's own reference implementation: what left the package is physics-free and the same."""
+    network = SpinWaveMLP((6, 5, 3), PHYSICS)
+    x = torch.randn(4, 6)
+    program = torch.onnx.export(network.fold().eval(), (x,), dynamo=True, verbose=False)
+    graph = program.model_proto.graph
+    assert {node.op_type for node in graph.node} <= {"Gemm", "MatMul", "Transpose", "Relu"}
+    onnx.checker.check_model(program.model_proto)
+    run = onnx.reference.ReferenceEvaluator(program.model_proto)
+    (y,) = run.run(None, {graph.input[0].name: x.numpy()})
+    assert torch.allclose(torch.from_numpy(y), network(x), rtol=0, atol=1e-6)
 
 
 def test_calibration_gives_every_layer_unit_outputs():
