@@ -85,8 +85,8 @@ def effective_weights(
         H of the shape, dtype and device of ``w``. Error at most 1e-10 (float64) or 1e-5 (float32) of the largest
         ``|H|`` for couplings ``|a| <= 5`` per mode; where read-outs and Stark phases leave next to nothing of any H,
         of ``max |a| (1 - C_0(R^2)) / R``, which it is without them. 16-bit types are computed in float32 and rounded.
-        Stronger couplings are served too, except inside torch.compile and torch.func.vmap, where the values of ``w``
-        cannot be looked at and such a coupling gives NaN.
+        Stronger couplings are served too, except where the values of ``w`` cannot be looked at, inside
+        torch.func.vmap and on a GPU inside torch.compile: there such a coupling gives NaN.
 
     Raises:
         ValueError: ``w`` is not a real floating-point tensor, is empty, has no mode axis or is not finite; the
@@ -340,23 +340,15 @@ torch.library.define("spinwave::closed_form_backward", f"(Tensor w, Tensor grad,
 
 @torch.library.impl("spinwave::closed_form", "cpu")
 def _closed_form(w: Tensor, *physics: float) -> Tensor:
-    rows = w.reshape(-1, w.shape[-1])
-    try:
-        h = _evaluate(rows, _physics(*physics), 1.0)[0]
-    except _TooStrong:
-        h = torch.full_like(rows, math.nan)
-    return h.view(w.shape)
+    return _closed_rows(w.reshape(-1, w.shape[-1]), _physics(*physics), 1.0).view(w.shape)
 
 
 @torch.library.impl("spinwave::closed_form_backward", "cpu")
 def _closed_form_backward(w: Tensor, grad: Tensor, *physics: float) -> Tensor:
-    rows, g = w.reshape(-1, w.shape[-1]), grad.clone(memory_format=torch.contiguous_format)
-    try:
-        values, scale, series = _evaluate(rows, _physics(*physics), 1.0)[2]
-    except _TooStrong:
-        return g.fill_(math.nan)
-    compiled.pull_back(values, g.view(rows.shape).numpy(), scale, series)
-    return g
+    with torch.enable_grad():
+        rows = w.detach().reshape(-1, w.shape[-1]).requires_grad_()
+        h = _closed_rows(rows, _physics(*physics), 1.0)
+        return torch.autograd.grad(h, rows, grad.reshape(rows.shape))[0].view(w.shape)
 
 
 @lru_cache(maxsize=256)

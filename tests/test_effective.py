@@ -205,14 +205,15 @@ def test_unseen_couplings_beyond_the_tables_are_nan_not_wrong(model):
 
 @pytest.mark.slow
 def test_compiled_call_agrees(model, compile_whole):
-    physics = SpinWaveParameters(coupling_total=3, points=15)
     # The sweep is unrolled over its modes, and every further one costs the compiler half a minute.
     w = random(3, 5 if model == "continuum" else 2).requires_grad_()
-    compiled = compile_whole(lambda w: effective_weights(w, physics, model))(w)
-    plain = effective_weights(w, physics, model)
-    assert (compiled - plain).abs().max() < 1e-12
-    gradients = [torch.autograd.grad(h.sin().sum(), w)[0] for h in (compiled, plain)]
-    assert (gradients[0] - gradients[1]).abs().max() < 1e-11
+    for coupling_total in (3.0, 60.0) if model == "continuum" else (3.0,):
+        physics = SpinWaveParameters(coupling_total, points=15)
+        compiled = compile_whole(lambda w, physics=physics: effective_weights(w, physics, model))(w)
+        plain = effective_weights(w, physics, model)
+        assert (compiled - plain).abs().max() < 1e-12
+        gradients = [torch.autograd.grad(h.sin().sum(), w)[0] for h in (compiled, plain)]
+        assert (gradients[0] - gradients[1]).abs().max() < 1e-11
 
 
 def test_autocast_does_not_degrade_h(model):
@@ -362,10 +363,6 @@ def test_operators_for_the_compiler(coupling_total):
     torch.library.opcheck(torch.ops.spinwave.closed_form_backward.default, (w.detach(), random(3, 5), *physics))
     h = torch.ops.spinwave.closed_form(w, *physics)
     assert torch.equal(h, effective_weights(w, SpinWaveParameters(coupling_total, 2.0)))
-    h = torch.ops.spinwave.closed_form(1e6 * w, *physics)
-    assert h.isnan().all()
-    (of_w,) = torch.autograd.grad(h.sum(), w)
-    assert of_w.isnan().all()
 
 
 # ---- bad input
