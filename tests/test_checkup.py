@@ -539,6 +539,8 @@ def test_time_limit_in_another_thread_puts_everything_back():
 
 
 def test_a_thread_that_does_not_stop_no_longer_writes_into_the_report():
+    if sys.gettrace():
+        pytest.skip("Python 3.11 under a tracer does not go on while another thread has an exception pending")
     release, written, reports = threading.Event(), [], []
 
     def stubborn(x, w):
