@@ -59,7 +59,7 @@ _MOST_REDUCED = 6
 # More terms than this means couplings (or Stark phases) no float64 sum resolves in reasonable time.
 _MOST_TERMS = 1024
 
-
+# Tensors of these types, and of no subclass, have values to look at.
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -174,7 +174,8 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
         rows = working.reshape(-1, w.shape[-1])
         h = _closed_rows(rows, parameters, 1.0 if gain is None else gain.item())
         return h.view(w.shape).to(w.dtype)
-    if look and kind == "cpu" and _is_compiled():
+    # vmap and grad inside torch.compile need the formula
+    if look and kind == "cpu" and torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
         physics = parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase
         h = torch.ops.spinwave.closed_form(working, *physics).to(w.dtype)
         return h if gain is None else gain * h
@@ -250,7 +251,7 @@ def _turns(parameters: SpinWaveParameters) -> float:
 
 @lru_cache(maxsize=256)
 def _near_zero(parameters: SpinWaveParameters, modes: int, dtype: torch.dtype) -> tuple[float, float, Series]:
-    """Scale, and a short series after the largest sum of squares of w that it serves.
+    """The factor of w in H, the largest sum of squares of w that a short series serves, and that series.
 
     I to second order; what the orders left out add is bounded by the derivatives of F, none above F(0), and the cosine.
     """
@@ -325,11 +326,6 @@ def _evaluate(
         series = _far_series(rows, total, parameters, w.dtype)
         compiled.evaluate(rows, h.numpy(), scale, series)
     return h, total, (rows, scale, series)
-
-
-def _is_compiled() -> bool:
-    """Whether torch.compile reads this, and will run it with torch.compile's own derivative."""
-    return torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
 
 
 # The closed form and its derivative as operators that torch.compile calls as they stand; w is ``(..., modes)``.

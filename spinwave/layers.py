@@ -175,7 +175,10 @@ class SpinWaveMLP(nn.Module):
         return x
 
     def fold(self) -> nn.Sequential:
-        """The same network in ordinary linear layers, for use where this package is not: equal outputs, no physics."""
+        """The same network in ordinary linear layers, for use where this package is not: equal outputs, no physics.
+
+        Export this one: a program that torch.export makes of the network itself calls an operator of this package.
+        """
         return nn.Sequential(
             *(layer.fold() if isinstance(layer, SpinWaveLinear) else nn.ReLU() for layer in self.layers)
         )
