@@ -231,10 +231,11 @@ def _closed_rows(rows: Tensor, parameters: SpinWaveParameters, gain: float) -> T
     try:
         h = _Closed.apply(rows, None, parameters, gain)
     except _TooStrong:
-        b = (rows.detach() * parameters.mode_coupling(rows.shape[1])).square()
-        served = (b.sum(1) <= _SERIES_REACH) & (b.amax(1) * _turns(parameters) <= _LARGEST_TURN)
+        b = (rows.detach().double() * parameters.mode_coupling(rows.shape[1])).square()
+        # a little less than what the loop serves, since its sums round differently
+        served = _has_series(1.001 * b.sum(1), 1.001 * b.amax(1), parameters)
         strong = served.logical_not().nonzero().flatten()
-        total = b[strong].sum(1).amax().item()
+        total = b[strong].sum(1).amax().to(rows.dtype).item()
         _check_finite(total)
         h = gain * _continuum(rows[strong], parameters, total)
         if served.any():
@@ -244,9 +245,9 @@ def _closed_rows(rows: Tensor, parameters: SpinWaveParameters, gain: float) -> T
     return h
 
 
-def _turns(parameters: SpinWaveParameters) -> float:
-    """What b counts for in the length of a series, the phase included."""
-    return max(1.0, abs(parameters.stark_phase))
+def _has_series(total: Any, largest: Any, parameters: SpinWaveParameters) -> Any:
+    """Whether a series serves these sums of squared couplings and largest ones: numbers or tensors."""
+    return (total <= _SERIES_REACH) & (largest * max(1.0, abs(parameters.stark_phase)) <= _LARGEST_TURN)
 
 
 @lru_cache(maxsize=256)
@@ -376,7 +377,7 @@ def _far_series(rows: compiled.Array, total: float, parameters: SpinWaveParamete
     _check_finite(total)
     coupling = parameters.mode_coupling(rows.shape[1])
     reach, largest = total * coupling**2, compiled.largest_square(rows) * coupling**2
-    if reach > _SERIES_REACH or largest * _turns(parameters) > _LARGEST_TURN:
+    if not _has_series(reach, largest, parameters):
         raise _TooStrong
     tolerance = 1e-13 if dtype == torch.float64 else 3e-7
     readout, phase = parameters.readout_coupling, parameters.stark_phase

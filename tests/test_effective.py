@@ -445,6 +445,19 @@ def test_one_strong_neuron_leaves_the_others_their_short_way(monkeypatch):
     assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_couplings_at_the_limit_of_the_series(dtype):
+    """Whether a row is too strong for it is decided twice, in sums that round differently."""
+    physics = SpinWaveParameters(1000.0)  # a = w
+    w = random(3, 1000).clamp(-3, 3)  # no single square is too large
+    w[0] *= 0.01
+    for ulps in range(-20, 21):
+        scale = math.sqrt(effective._SERIES_REACH * (1 + ulps * torch.finfo(dtype).eps / 4))
+        w[1:] *= scale / w[1:].norm(dim=1, keepdim=True)
+        for rows in (w, w[1:]):
+            assert effective_weights(rows.to(dtype), physics).isfinite().all()
+
+
 def test_tables_of_the_integral_are_short():
     """Rounding in a derivative that nearly vanishes was once taken for a series of 254 terms."""
     for exponent in (-12, -8, -4, 0, 4, 8):
