@@ -22,7 +22,7 @@ The kernels are those of Nunn et al., Phys. Rev. A 75, 011401(R) (2007).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -177,8 +177,8 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     # vmap and grad inside torch.compile need the formula
     if look and kind == "cpu" and torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
         physics = parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase
-        h = torch.ops.spinwave.closed_form(working, *physics).to(w.dtype)
-        return h if gain is None else gain * h
+        h = torch.ops.spinwave.closed_form(working, gain, *physics)
+        return h.to(w.dtype)
     # the largest sum of squared couplings of a neuron
     norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
     total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
@@ -188,21 +188,29 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     return (h if gain is None else gain * h).to(w.dtype)
 
 
-def project(x: Tensor, w: Tensor, parameters: SpinWaveParameters, gain: Tensor) -> Tensor | None:
-    """``x @ (gain H(w)).T`` of the closed form in one step for autograd, or None where that has to be done in two."""
-    dtype = w.dtype
-    if (
-        not is_plain(w)
-        or not w.is_cpu
-        or (dtype is not torch.float32 and dtype is not torch.float64)
-        or x.dtype is not dtype
-        or type(x) is not Tensor
-        or x.dim() != 2
-        or torch.is_autocast_enabled("cpu")
-    ):
+def project(
+    x: Tensor, weights: Sequence[Tensor], physics: Sequence[SpinWaveParameters], gains: Sequence[Tensor]
+) -> Tensor | None:
+    """``x @ (gain H(w)).T`` of the closed form, layer after layer with ReLU between them, in one step for autograd.
+
+    Arguments:
+        x: ``(samples, modes of the first layer)``.
+        weights: of every layer, ``(neurons, modes)`` with as many modes as the layer before has neurons.
+        physics, gains: of every layer; a gain is a scalar.
+
+    Returns:
+        ``(samples, neurons of the last layer)``, or None where that has to be done in several steps.
+    """
+    if type(x) is not Tensor or x.dim() != 2 or torch.is_autocast_enabled("cpu"):
         return None
+    dtype = x.dtype
+    if dtype is not torch.float32 and dtype is not torch.float64:
+        return None
+    for w in weights:
+        if not is_plain(w) or not w.is_cpu or w.dtype is not dtype:
+            return None
     try:
-        y: Tensor = _Closed.apply(w, x, parameters, gain.item())
+        y: Tensor = _Project.apply(x, physics, [gain.item() for gain in gains], *weights)
     except _TooStrong:
         return None
     return y
@@ -229,7 +237,7 @@ def _closed_rows(rows: Tensor, parameters: SpinWaveParameters, gain: float) -> T
     """``gain H`` of rows, ``(neurons, modes)``: where no series serves a row, by Bessel functions."""
     h: Tensor
     try:
-        h = _Closed.apply(rows, None, parameters, gain)
+        h = _Closed.apply(rows, parameters, gain)
     except _TooStrong:
         b = (rows.detach().double() * parameters.mode_coupling(rows.shape[1])).square()
         # a little less than what the loop serves, since its sums round differently
@@ -240,7 +248,7 @@ def _closed_rows(rows: Tensor, parameters: SpinWaveParameters, gain: float) -> T
         h = gain * _continuum(rows[strong], parameters, total)
         if served.any():
             weak = served.nonzero().flatten()
-            some = _Closed.apply(rows[weak], None, parameters, gain)
+            some = _Closed.apply(rows[weak], parameters, gain)
             h = torch.zeros_like(rows).index_copy(0, weak, some).index_copy(0, strong, h)
     return h
 
@@ -276,43 +284,102 @@ def _near_zero(parameters: SpinWaveParameters, modes: int, dtype: torch.dtype) -
 
 
 class _Closed(torch.autograd.Function):
-    """The closed form for every row of w, ``(neurons, modes)``, times a gain; with an x, ``x @ H.T``. On the CPU.
+    """The closed form for every row of w, ``(neurons, modes)``, times a gain. On the CPU.
 
     A network of ordinary size spends more time on starting operators than in them, a large one on moving weights from
     memory. So the formula and its derivative are compiled loops, with as little Python around them as can be.
     """
 
     @staticmethod
-    def forward(ctx: Any, w: Tensor, x: Tensor | None, parameters: SpinWaveParameters, gain: float) -> Tensor:
+    def forward(ctx: Any, w: Tensor, parameters: SpinWaveParameters, gain: float) -> Tensor:
         h, ctx.total, ctx.series = _evaluate(w, parameters, gain)
-        ctx.save_for_backward(w, x, None if x is None else h)
+        ctx.save_for_backward(w)
         ctx.parameters, ctx.gain = parameters, gain
-        return h if x is None else x.mm(h.t())
+        return h
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        w, x, h = ctx.saved_tensors
-        if not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-            of_x = grad.mm(h) if ctx.needs_input_grad[1] else None
-            if not ctx.needs_input_grad[0]:
-                return None, of_x, None, None
-            g = grad.clone(memory_format=torch.contiguous_format) if x is None else grad.t().mm(x)
-            try:
-                values = g.numpy()
-            except RuntimeError:  # torch.autograd.functional batches gradients in a way of its own
-                pass
-            else:
-                rows, scale, series = ctx.series
-                compiled.pull_back(rows, values, scale, series)
-                return g, of_x, None, None
-        # a derivative of the derivative, or many at once: let autograd do the formula as it stands
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if _is_all(grad):
+            return _pull_back(grad.clone(memory_format=torch.contiguous_format), ctx.series), None, None
+        (w,) = ctx.saved_tensors
         with torch.enable_grad():
-            h = ctx.gain * _continuum(w, ctx.parameters, ctx.total * ctx.parameters.mode_coupling(w.shape[1]) ** 2)
-            output = h if x is None else x.mm(h.t())
-        wanted = [tensor for tensor, needed in zip((w, x), ctx.needs_input_grad, strict=False) if needed]
-        found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
-        of_w, of_x = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
-        return of_w, of_x, None, None
+            h = _formula(w, ctx.parameters, ctx.gain, ctx.total)
+        return torch.autograd.grad(h, w, grad, create_graph=True)[0], None, None
+
+
+class _Project(torch.autograd.Function):
+    """Layers of spin-wave neurons with ReLU between them: see :func:`project`.
+
+    One step for autograd where ordinary layers take several each, and ReLU without copies, earn most of what the
+    physics costs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, physics: Sequence[SpinWaveParameters], gains: Sequence[float], *weights: Tensor
+    ) -> Tensor:
+        matrices: list[Tensor] = []
+        inputs: list[Tensor] = []
+        ctx.totals, ctx.series = [], []
+        for w, parameters, gain in zip(weights, physics, gains, strict=True):
+            inputs.append(x if not inputs else x.relu_())
+            h, total, series = _evaluate(w, parameters, gain)
+            x = x.mm(h.t())
+            matrices.append(h)
+            ctx.totals.append(total)
+            ctx.series.append(series)
+        ctx.save_for_backward(*weights, *inputs, *matrices)
+        ctx.physics, ctx.gains = physics, gains
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        layers = len(ctx.series)
+        saved = ctx.saved_tensors
+        weights, inputs, matrices = saved[:layers], saved[layers : 2 * layers], saved[2 * layers :]
+        of_x, _, _, *wanted = ctx.needs_input_grad
+        found: list[Tensor | None] = [None] * layers
+        if _is_all(grad):
+            for k in reversed(range(layers)):
+                if wanted[k]:
+                    found[k] = _pull_back(grad.t().mm(inputs[k]), ctx.series[k])
+                if not (of_x or any(wanted[:k])):
+                    break
+                grad = grad.mm(matrices[k])
+                if k:
+                    torch.ops.aten.threshold_backward.grad_input(grad, inputs[k], 0, grad_input=grad)
+            return grad if of_x else None, None, None, *found
+        with torch.enable_grad():
+            y = inputs[0]
+            for k, w in enumerate(weights):
+                y = (y if k == 0 else y.relu()).mm(_formula(w, ctx.physics[k], ctx.gains[k], ctx.totals[k]).t())
+        asked = [tensor for tensor, needed in zip((inputs[0], *weights), (of_x, *wanted), strict=True) if needed]
+        grads = iter(torch.autograd.grad(y, asked, grad, create_graph=True))
+        return next(grads) if of_x else None, None, None, *(next(grads) if needed else None for needed in wanted)
+
+
+def _is_all(grad: Tensor) -> bool:
+    """Whether nobody will ask for a derivative of this one, and it is not many at once.
+
+    torch.func has one way of batching gradients, torch.autograd.functional another.
+    """
+    return not (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(grad)
+    )
+
+
+def _pull_back(g: Tensor, series: tuple[compiled.Array, float, Series]) -> Tensor:
+    """Turn g, the gradient in H, into the gradient in w, in place."""
+    rows, scale, terms = series
+    compiled.pull_back(rows, g.numpy(), scale, terms)
+    return g
+
+
+def _formula(w: Tensor, parameters: SpinWaveParameters, gain: float, total: float) -> Tensor:
+    """``gain H`` for a derivative of the derivative, or many at once: autograd does the formula as it stands."""
+    return gain * _continuum(w, parameters, total * parameters.mode_coupling(w.shape[1]) ** 2)
 
 
 def _evaluate(
@@ -330,22 +397,28 @@ def _evaluate(
 
 
 # The closed form and its derivative as operators that torch.compile calls as they stand; w is ``(..., modes)``.
-_PHYSICS = "float coupling_total, float readout_coupling, float stark_phase"
+_PHYSICS = "Tensor? gain, float coupling_total, float readout_coupling, float stark_phase"
 torch.library.define("spinwave::closed_form", f"(Tensor w, {_PHYSICS}) -> Tensor")
 torch.library.define("spinwave::closed_form_backward", f"(Tensor w, Tensor grad, {_PHYSICS}) -> Tensor")
 
 
 @torch.library.impl("spinwave::closed_form", "cpu")
-def _closed_form(w: Tensor, *physics: float) -> Tensor:
-    return _closed_rows(w.reshape(-1, w.shape[-1]), _physics(*physics), 1.0).view(w.shape)
+def _closed_form(w: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
+    factor = 1.0 if gain is None else gain.item()
+    return _closed_rows(w.reshape(-1, w.shape[-1]), _physics(*physics), factor).view(w.shape)
 
 
 @torch.library.impl("spinwave::closed_form_backward", "cpu")
-def _closed_form_backward(w: Tensor, grad: Tensor, *physics: float) -> Tensor:
-    with torch.enable_grad():
-        rows = w.detach().reshape(-1, w.shape[-1]).requires_grad_()
-        h = _closed_rows(rows, _physics(*physics), 1.0)
-        return torch.autograd.grad(h, rows, grad.reshape(rows.shape))[0].view(w.shape)
+def _closed_form_backward(w: Tensor, grad: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
+    rows, parameters, factor = w.reshape(-1, w.shape[-1]), _physics(*physics), 1.0 if gain is None else gain.item()
+    of_h = grad.reshape(rows.shape)
+    try:
+        _, _, series = _evaluate(rows, parameters, factor)
+    except _TooStrong:
+        with torch.enable_grad():
+            rows = rows.detach().requires_grad_()
+            return torch.autograd.grad(_closed_rows(rows, parameters, factor), rows, of_h)[0].view(w.shape)
+    return _pull_back(of_h.clone(memory_format=torch.contiguous_format), series).view(w.shape)
 
 
 @lru_cache(maxsize=256)
@@ -358,13 +431,13 @@ def _shape(w: Tensor, *_: Any) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[0])
-    ctx.physics = inputs[1:]
+    w, gain, *ctx.physics = inputs
+    ctx.save_for_backward(w, gain)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    (w,) = ctx.saved_tensors
-    return torch.ops.spinwave.closed_form_backward(w, grad, *ctx.physics), None, None, None
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    w, gain = ctx.saved_tensors
+    return torch.ops.spinwave.closed_form_backward(w, grad, gain, *ctx.physics), None, None, None, None
 
 
 torch.library.register_fake("spinwave::closed_form", _shape)

@@ -2,13 +2,23 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 
 from .effective import check_model, compute, is_plain, project
 from .parameters import SpinWaveParameters
+
+# Hooks that watch every module there is.
+_HOOKS_OF_ALL = (
+    modules._global_forward_hooks,
+    modules._global_forward_pre_hooks,
+    modules._global_backward_hooks,
+    modules._global_backward_pre_hooks,
+)
 
 
 class SpinWaveLinear(nn.Module):
@@ -117,18 +127,36 @@ class SpinWaveLinear(nn.Module):
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
         if torch.is_grad_enabled():
-            if self._kept is not None:
-                self._kept = None
-            # The short way knows this class's own physics; a subclass may have another effective_weight.
-            own = type(self).effective_weight is SpinWaveLinear.effective_weight
-            if own and self.model == "continuum" and self.bias is None:
-                y = project(x, self.weight, self.physics, self.gain)
-                if y is not None:
-                    return y
+            y = _at_once(x, (self,))
+            if y is not None:
+                return y
         return F.linear(x, self.effective_weight(), self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.physics}, model={self.model!r}"
+
+
+def _at_once(x: Tensor, layers: Sequence[SpinWaveLinear]) -> Tensor | None:
+    """Outputs of layers with ReLU between them in one step for autograd, or None where each has to be taken for itself.
+
+    The short way knows the physics of this class; a subclass may have another ``effective_weight``.
+    """
+    features = x.shape[-1] if type(x) is Tensor and x.dim() else None
+    for layer in layers:
+        if layer._kept is not None:
+            layer._kept = None
+        own = type(layer).effective_weight is SpinWaveLinear.effective_weight
+        if not own or layer.model != "continuum" or layer.bias is not None or features != layer.in_features:
+            return None
+        features = layer.out_features
+    weights, physics, gains = zip(*((layer.weight, layer.physics, layer.gain) for layer in layers), strict=True)
+    return project(x, weights, physics, gains)
+
+
+def _is_changed(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether calling a module is not known to be what its class makes of it: somebody watches or replaced it."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return type(module) is not kind or "forward" in vars(module) or any((*hooks, *_HOOKS_OF_ALL))
 
 
 class SpinWaveMLP(nn.Module):
@@ -170,6 +198,12 @@ class SpinWaveMLP(nn.Module):
             self.layers.append(SpinWaveLinear(n_in, n_out, self.physics, model, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            parts: list[Any] = list(self.layers)
+            if len(parts) % 2 and not any(map(_is_changed, parts, itertools.cycle((SpinWaveLinear, nn.ReLU)))):
+                y = _at_once(x, parts[::2])
+                if y is not None:
+                    return y
         for layer in self.layers:
             x = layer(x)
         return x

@@ -291,18 +291,22 @@ def test_every_way_of_summing_agrees_with_the_integral(monkeypatch, dtype, reado
 def test_derivatives_written_out(coupling_total, served):
     """Straight line, parabola, series, and what no series serves; batched gradients as jacobians ask for them."""
     physics = SpinWaveParameters(coupling_total, 2.0)
-    w, x = random(3, 5).requires_grad_(), random(4, 5, seed=1).requires_grad_()
+    w, v, x = (random(*shape, seed=k).requires_grad_() for k, shape in enumerate([(6, 5), (3, 6), (4, 5)]))
     if not served:
-        assert effective.project(x, w, physics, torch.tensor(1.0)) is None
+        assert effective.project(x, [w], [physics], [torch.tensor(1.0)]) is None
         return
-    gain = 1 / effective_weights(w.detach(), physics).abs().max()  # gradcheck's tolerances are absolute
+    # gradcheck's tolerances are absolute
+    gains = [1 / effective_weights(u.detach(), physics).abs().max() for u in (w, v)]
 
-    def neurons(w, x):
-        return effective.project(x, w, physics, gain)
+    def neurons(x, *weights):
+        return effective.project(x, weights, [physics] * len(weights), gains[: len(weights)])
 
-    assert torch.equal(neurons(w, x), x.mm(effective.compute(w, physics, "continuum", True, gain).T))
-    assert torch.autograd.gradcheck(neurons, (w, x), check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(neurons, (w, x))
+    h, k = (effective.compute(u, physics, "continuum", True, gain) for u, gain in zip((w, v), gains, strict=True))
+    assert torch.equal(neurons(x, w), x.mm(h.T))
+    assert torch.equal(neurons(x, w, v), x.mm(h.T).relu().mm(k.T))
+    for inputs in ((x, w), (x, w, v)):
+        assert torch.autograd.gradcheck(neurons, inputs, check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(neurons, inputs)
 
 
 @pytest.mark.parametrize("detuning", [0.0, 6000.0, -60_000.0])
@@ -355,14 +359,17 @@ def test_machine_code_that_cannot_be_kept_is_made_anew(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by opcheck
-@pytest.mark.parametrize("coupling_total", [0.1, 5.0])
-def test_operators_for_the_compiler(coupling_total):
+@pytest.mark.parametrize("coupling_total", [0.1, 5.0, 60.0])
+@pytest.mark.parametrize("gain", [None, torch.tensor(3.0, dtype=torch.float64)])
+def test_operators_for_the_compiler(coupling_total, gain):
     """torch.compile calls the closed form as an operator of this package; PyTorch's own checks of operators."""
-    w, physics = random(3, 5).requires_grad_(), (coupling_total, 2.0, 0.6)
+    w, g, physics = random(3, 5).requires_grad_(), random(3, 5, seed=1), (gain, coupling_total, 2.0, 0.6)
     torch.library.opcheck(torch.ops.spinwave.closed_form.default, (w, *physics))
-    torch.library.opcheck(torch.ops.spinwave.closed_form_backward.default, (w.detach(), random(3, 5), *physics))
+    torch.library.opcheck(torch.ops.spinwave.closed_form_backward.default, (w.detach(), g, *physics))
     h = torch.ops.spinwave.closed_form(w, *physics)
-    assert torch.equal(h, effective_weights(w, SpinWaveParameters(coupling_total, 2.0)))
+    expected = effective.compute(w, SpinWaveParameters(coupling_total, 2.0), "continuum", True, gain)
+    assert torch.equal(h, expected)
+    assert torch.equal(*(torch.autograd.grad(y, w, g)[0] for y in (h, expected)))
 
 
 # ---- bad input

@@ -1,4 +1,5 @@
 import copy
+import itertools
 import math
 
 import onnx.reference
@@ -196,6 +197,69 @@ def test_network_is_layers_with_relu_between():
     network = SpinWaveMLP((6, 5, 4, 3))
     assert [type(m).__name__ for m in network.layers] == ["SpinWaveLinear", "ReLU"] * 2 + ["SpinWaveLinear"]
     assert network(torch.randn(2, 7, 6)).shape == (2, 7, 3)
+
+
+@pytest.mark.parametrize("trained", list(itertools.product([False, True], repeat=4)))
+def test_training_at_once_is_training_layer_by_layer(trained):
+    """Input and every layer, wanted or not: the same outputs and gradients, bit for bit."""
+    torch.manual_seed(0)
+    network = SpinWaveMLP((6, 5, 4, 3))
+    network.layers[2].physics = SpinWaveParameters(3.0)
+    network.layers[4].gain *= 2
+    inputs = [torch.randn(7, 6), *network.parameters()]
+    for tensor, wanted in zip(inputs, trained, strict=True):
+        tensor.requires_grad_(wanted)
+    at_once, one_by_one = network(inputs[0]), network.layers(inputs[0])
+    assert torch.equal(at_once, one_by_one)
+    asked = [tensor for tensor in inputs if tensor.requires_grad]
+    if asked:
+        assert len(at_once.grad_fn.next_functions) == 4
+        g = torch.randn(7, 3)
+        gradients = (torch.autograd.grad(y, asked, g) for y in (at_once, one_by_one))
+        assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+class Doubled(SpinWaveLinear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layers: layers[0].register_forward_hook(lambda module, args, y: 2 * y),
+        lambda layers: layers[2].register_forward_pre_hook(lambda module, args: (2 * args[0],)),
+        lambda layers: torch.nn.modules.module.register_module_forward_hook(
+            lambda module, args, y: 2 * y if module is layers[1] else None
+        ),
+        lambda layers: setattr(layers[0], "__class__", Doubled),
+        lambda layers: layers.__setitem__(1, torch.nn.Tanh()),
+        lambda layers: layers.append(torch.nn.ReLU()),
+        lambda layers: layers.insert(2, torch.nn.Dropout()),
+        lambda layers: setattr(layers[1], "forward", torch.tanh),
+    ],
+)
+def test_layers_that_somebody_changed_are_asked_one_by_one(change):
+    torch.manual_seed(0)
+    network, x = SpinWaveMLP((6, 5, 4)), torch.randn(7, 6)
+    before = network(x)
+    handle = change(network.layers)
+    results = []
+    for forward in (network, network.layers):
+        torch.manual_seed(1)
+        results.append(forward(x))
+    if hasattr(handle, "remove"):
+        handle.remove()
+    assert torch.equal(*results)
+    assert not torch.equal(before, results[0])
+
+
+def test_a_hook_on_a_layer_sees_its_gradient():
+    network = SpinWaveMLP((6, 5, 4))
+    seen = []
+    network.layers[2].register_full_backward_hook(lambda module, of_inputs, of_outputs: seen.append(of_inputs[0].shape))
+    network(torch.randn(7, 6)).sum().backward()
+    assert seen == [(7, 5)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
