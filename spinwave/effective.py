@@ -414,10 +414,11 @@ def _closed_form_backward(w: Tensor, grad: Tensor, gain: Tensor | None, *physics
     of_h = grad.reshape(rows.shape)
     try:
         _, _, series = _evaluate(rows, parameters, factor)
-    except _TooStrong:
-        with torch.enable_grad():
-            rows = rows.detach().requires_grad_()
-            return torch.autograd.grad(_closed_rows(rows, parameters, factor), rows, of_h)[0].view(w.shape)
+    except _TooStrong:  # autograd is off inside an operator, torch.func is not
+        of_rows: Tensor = torch.func.grad(
+            lambda rows: factor * (of_h * compute(rows, parameters, "continuum", look=True)).sum()
+        )(rows)
+        return of_rows.view(w.shape)
     return _pull_back(of_h.clone(memory_format=torch.contiguous_format), series).view(w.shape)
 
 

@@ -364,12 +364,14 @@ def test_machine_code_that_cannot_be_kept_is_made_anew(monkeypatch):
 def test_operators_for_the_compiler(coupling_total, gain):
     """torch.compile calls the closed form as an operator of this package; PyTorch's own checks of operators."""
     w, g, physics = random(3, 5).requires_grad_(), random(3, 5, seed=1), (gain, coupling_total, 2.0, 0.6)
-    torch.library.opcheck(torch.ops.spinwave.closed_form.default, (w, *physics))
-    torch.library.opcheck(torch.ops.spinwave.closed_form_backward.default, (w.detach(), g, *physics))
+    if coupling_total < 60.0:  # where no series serves, the derivative is torch.func's, which opcheck cannot follow
+        torch.library.opcheck(torch.ops.spinwave.closed_form.default, (w, *physics))
+        torch.library.opcheck(torch.ops.spinwave.closed_form_backward.default, (w.detach(), g, *physics))
     h = torch.ops.spinwave.closed_form(w, *physics)
     expected = effective.compute(w, SpinWaveParameters(coupling_total, 2.0), "continuum", True, gain)
     assert torch.equal(h, expected)
-    assert torch.equal(*(torch.autograd.grad(y, w, g)[0] for y in (h, expected)))
+    of_w, as_expected = (torch.autograd.grad(y, w, g)[0] for y in (h, expected))
+    assert (of_w - as_expected).abs().max() <= 1e-12 * as_expected.abs().max()
 
 
 # ---- bad input
