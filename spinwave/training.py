@@ -229,7 +229,8 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int =
     """Loss, accuracy and confusion matrix of a classifier.
 
     Arguments:
-        model: ``(batch, features)`` to logits ``(batch, classes)``.
+        model: ``(batch, features)`` to logits ``(batch, classes)``; put into evaluation mode (without dropout, say)
+            for the time being.
         images: ``(N, features)``, on the device of the model.
         labels: ``(N,)`` int64.
         batch_size: images at a time.
@@ -242,7 +243,14 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int =
         ValueError: tensors that do not fit together.
     """
     check_data("evaluation", images, labels)
-    logits = torch.cat([model(batch) for batch in images.split(batch_size)])  # (N, classes)
+    modes = {module: module.training for module in model.modules()}
+    if any(modes.values()):
+        model.eval()
+    try:
+        logits = torch.cat([model(batch) for batch in images.split(batch_size)])  # (N, classes)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
     classes = logits.shape[1]
     _check_labels("evaluation", labels, classes)
     confusion = torch.bincount(labels * classes + logits.argmax(1), minlength=classes**2).view(classes, classes)

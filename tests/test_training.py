@@ -113,6 +113,18 @@ def test_evaluate_counts_by_hand():
     assert score["loss"] == pytest.approx(by_hand, rel=1e-6)
 
 
+def test_evaluation_is_without_dropout_and_leaves_every_module_in_its_mode():
+    network = nn.Sequential(nn.Dropout(0.5), nn.Identity(), nn.BatchNorm1d(5))
+    network[2].eval()
+    digits, labels = torch.randn(40, 5), torch.randint(5, (40,))
+    score = evaluate(network, digits, labels)
+    assert score["loss"] == pytest.approx(nn.functional.cross_entropy(digits, labels).item(), rel=1e-4)
+    assert [module.training for module in network.modules()] == [True, True, True, False]
+    with pytest.raises(ValueError, match="evaluation labels must be from 0 to 4"):
+        evaluate(network, digits, labels + 5)
+    assert network.training
+
+
 def test_one_cycle_is_that_of_pytorch():
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=101, final_div_factor=1e12)
