@@ -162,8 +162,8 @@ def _is_changed(module: nn.Module, kind: type[nn.Module]) -> bool:
 class SpinWaveMLP(nn.Module):
     """Spin-wave layers with ReLU between them, as in the question: 100 pixels, 100 hidden neurons, 10 classes.
 
-    While gradients are recorded on the CPU, all layers together are one step for autograd. Where ``layers`` was changed,
-    or somebody watches one of them with a hook, they are called one by one.
+    While gradients are recorded on the CPU, all layers together are one step for autograd. Where ``layers`` was
+    changed, or somebody watches one of them with a hook, they are called one by one.
 
     Arguments:
         sizes: features of input, hidden layers and output; at least two integers >= 1.
