@@ -299,7 +299,7 @@ class _Closed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        if _is_all(grad):
+        if _is_final(grad):
             return _pull_back(grad.clone(memory_format=torch.contiguous_format), ctx.series), None, None
         (w,) = ctx.saved_tensors
         with torch.enable_grad():
@@ -339,7 +339,7 @@ class _Project(torch.autograd.Function):
         weights, inputs, matrices = saved[:layers], saved[layers : 2 * layers], saved[2 * layers :]
         of_x, _, _, *wanted = ctx.needs_input_grad
         found: list[Tensor | None] = [None] * layers
-        if _is_all(grad):
+        if _is_final(grad):
             for k in reversed(range(layers)):
                 if wanted[k]:
                     found[k] = _pull_back(grad.t().mm(inputs[k]), ctx.series[k])
@@ -358,7 +358,7 @@ class _Project(torch.autograd.Function):
         return next(grads) if of_x else None, None, None, *(next(grads) if needed else None for needed in wanted)
 
 
-def _is_all(grad: Tensor) -> bool:
+def _is_final(grad: Tensor) -> bool:
     """Whether nobody will ask for a derivative of this one, and it is not many at once.
 
     torch.func has one way of batching gradients, torch.autograd.functional another.
