@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from .bench import CONTENDERS, table
 from .bench import run as run_bench
 from .checkup import TOPICS, check_file
-from .data import DATASETS, load_mnist
+from .data import DATASETS, deskew, load_mnist
 from .effective import MODELS
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
@@ -49,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "size": 10,
     "limit": None,
     "augment": False,
+    "deskew": False,
     **{field.name: field.default for field in fields(SpinWaveParameters)},
 }
 
@@ -142,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     option("limit", int, "use only the first so many training images")
     option("out", Path, "folder of the run (a new one below runs/)")
     train.add_argument("--resume", action="store_true", help="continue the run in --out")
+    train.add_argument("--deskew", action="store_true", help="set the digits upright first, those of the test as well")
     train.add_argument("--augment", action="store_true", help="turn, scale, slant and shift the digits a little")
     train.add_argument("--compile", action="store_true", help="use torch.compile")
     _add_data_source(train)
@@ -211,8 +213,10 @@ def _add_data_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="fetch raw data files that are missing")
 
 
-def _load(split: str, options: argparse.Namespace, size: int, data: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return load_mnist(split, size, getattr(options, "root", None), data, "download" in options)
+def _load(split: str, options: argparse.Namespace, settings: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    root, download = getattr(options, "root", None), "download" in options
+    images, labels = load_mnist(split, settings["size"], root, settings["data"], download)
+    return deskew(images) if settings.get("deskew") else images, labels
 
 
 def _read(run: Path) -> tuple[SpinWaveMLP, dict[str, Any]]:
@@ -294,7 +298,7 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
         settings = described["settings"]
         saved = {name: settings[name] for name in ("epochs", "batch_size", "seed", "model", "data", "size", "limit")}
         saved |= {"lr": settings["learning_rate"], "hidden": settings["sizes"][1:-1], **described["parameters"]}
-        saved["augment"] = settings.get("augment", False)
+        saved |= {name: settings.get(name, False) for name in ("augment", "deskew")}
     chosen = DEFAULTS | saved | given
 
     parameters = SpinWaveParameters(**{field.name: chosen[field.name] for field in fields(SpinWaveParameters)})
@@ -304,10 +308,10 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
     if "download" in options and _under_torchrun():
         if os.environ["LOCAL_RANK"] == "0":  # two downloads would write into one file
             for split in ("train", "test"):
-                _load(split, options, chosen["size"], chosen["data"])
+                _load(split, options, chosen)
         dist.barrier()
-    images, labels = _load("train", options, chosen["size"], chosen["data"])
-    test = _load("test", options, chosen["size"], chosen["data"])
+    images, labels = _load("train", options, chosen)
+    test = _load("test", options, chosen)
     check_seed(chosen["seed"])
     torch.manual_seed(chosen["seed"])
     model = SpinWaveMLP((images.shape[1], *chosen["hidden"], 10), parameters, chosen["model"])
@@ -324,7 +328,7 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
         compile="compile" in options,
         out=out,
         resume=resume,
-        notes={name: chosen[name] for name in ("data", "size", "limit")},
+        notes={name: chosen[name] for name in ("data", "size", "limit", *(["deskew"] if chosen["deskew"] else []))},
     )
     if rank_and_processes()[0] > 0:
         return
@@ -344,7 +348,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     model, described = _read(options.folder)
     settings = described["settings"]
     device = choose_device(getattr(options, "device", None))
-    images, labels = _load("test", options, settings["size"], settings["data"])
+    images, labels = _load("test", options, settings)
     score = evaluate(model.to(device), images.to(device), labels.to(device))
     print(f"test accuracy {score['accuracy']:.2%}, loss {score['loss']:.4f} on {len(images)} images")
 

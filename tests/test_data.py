@@ -1,6 +1,7 @@
 import base64
 import gzip
 import hashlib
+import math
 import subprocess
 import sys
 import zlib
@@ -13,7 +14,7 @@ from PIL import Image
 from torchvision.transforms import Resize
 
 from spinwave import data
-from spinwave.data import distort, load_mnist, resize
+from spinwave.data import deskew, distort, load_mnist, resize
 
 LABEL_COUNTS = {
     "train": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
@@ -319,7 +320,49 @@ def test_package_and_its_digits_load_in_little_time():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ---- augmentation
+# ---- deskewing and augmentation
+
+
+def moments(images):
+    """Centre of mass, in pixels from the middle, and the slope of column against row."""
+    size = math.isqrt(images.shape[1])
+    place = torch.arange(float(size)) - (size - 1) / 2
+    shares = (images / images.sum(1, keepdim=True)).view(-1, size, size)
+    column, row = shares.sum(1) @ place, shares.sum(2) @ place
+    across, along = place - column[:, None], place - row[:, None]
+    slope = torch.einsum("nyx,ny,nx->n", shares, along, across) / (shares.sum(2) * along.square()).sum(1)
+    return column, row, slope
+
+
+@pytest.mark.parametrize("size", [10, 28])
+def test_deskewed_digits_stand_upright_in_the_middle(size):
+    small = load_mnist("test")[0][:200]
+    images = torch.nn.functional.interpolate(small.view(-1, 1, 10, 10), (size, size), mode="bilinear").flatten(1)
+    upright = deskew(images)
+    assert upright.shape == images.shape
+    assert all(moment.abs().mean() > 0.15 for moment in moments(images))
+    for moment in moments(upright):  # bilinear sampling blurs and cuts off a little
+        assert moment.abs().mean() < 0.01
+        assert moment.abs().max() < 0.1
+    assert torch.allclose(deskew(images[17:18]), upright[17:18], atol=1e-6)
+
+
+def test_deskewing_undoes_a_slant():
+    bar = torch.zeros(1, 1, 28, 28)
+    bar[..., 4:24, 13:15] = 1
+    slanted = torch.zeros_like(bar)
+    for row in range(4, 24):
+        start = 13 + round(0.5 * (row - 13.5) + 2)
+        slanted[..., row, start : start + 2] = 1
+    assert torch.nn.functional.cosine_similarity(deskew(slanted.flatten(1)), bar.flatten(1)) > 0.9
+    assert torch.nn.functional.cosine_similarity(slanted.flatten(1), bar.flatten(1)) < 0.6
+
+
+def test_deskewing_leaves_upright_and_empty_pictures_alone():
+    pictures = torch.zeros(3, 5, 5, dtype=torch.float64)
+    pictures[1, 2, 2] = 1  # a single row of ink has no slant
+    pictures[2, 1:4, 1:4] = 0.5
+    assert torch.allclose(deskew(pictures.flatten(1)), pictures.flatten(1), rtol=0, atol=1e-12)
 
 
 def test_distorted_digits_are_moved_a_little_and_repeatably():
@@ -342,6 +385,8 @@ def test_distorted_digits_are_moved_a_little_and_repeatably():
     assert shift.std() > 0.2
 
 
-def test_images_that_are_not_square_are_not_distorted():
-    with pytest.raises(ValueError, match=r"square images, .* got shape \(2, 7\)"):
+def test_images_that_are_not_square_are_neither_distorted_nor_deskewed():
+    with pytest.raises(ValueError, match=r"distort expects square images, .* got shape \(2, 7\)"):
         distort(torch.zeros(2, 7), torch.Generator())
+    with pytest.raises(ValueError, match=r"deskew expects square images, .* got shape \(2, 7\)"):
+        deskew(torch.zeros(2, 7))
