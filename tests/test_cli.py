@@ -247,6 +247,21 @@ def test_resuming_a_finished_run_is_harmless(finished, tmp_path):
         assert (run / name).read_bytes() == (finished / name).read_bytes()
 
 
+def test_a_run_on_deskewed_digits_remembers_it(finished, tmp_path, capsys, refused):
+    run = tmp_path / "run"
+    assert cli.main(small(run, "--deskew")) == 0
+    assert metrics_of(run)["settings"]["deskew"] is True
+    assert metrics_of(run)["history"] != metrics_of(finished)["history"]
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(run)]) == 0
+    metrics = metrics_of(run)
+    score = f"test accuracy {metrics['test_accuracy']:.2%}, loss {metrics['test_loss']:.4f}"
+    assert score in capsys.readouterr().out
+    assert cli.main(["train", "--resume", "--out", str(run)]) == 0
+    capsys.readouterr()
+    assert "deskew expected None, got True" in refused(["train", "--resume", "--out", finished, "--deskew"])
+
+
 # ---- bad input
 
 
