@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from spinwave import SpinWaveLinear, SpinWaveMLP, fit, load_mnist
+from spinwave import SpinWaveLinear, SpinWaveMLP, SpinWaveParameters, fit, load_mnist
 from spinwave.data import deskew
 from spinwave.training import _write
 
@@ -30,6 +30,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "10x10, thirty epochs": {"size": 10, "sizes": (100, 100, 10), "epochs": 30, "learning_rate": 0.2},
     "28x28": {"size": 28, "sizes": (784, 1000, 10), "epochs": 15, "learning_rate": 0.05},
     "28x28, deskewed": {"size": 28, "sizes": (784, 1000, 10), "epochs": 15, "learning_rate": 0.05, "deskew": True},
+    "28x28, deskewed, C = 30": {
+        **{"size": 28, "sizes": (784, 1000, 10), "epochs": 15, "learning_rate": 0.05, "deskew": True},
+        **{"coupling_total": 30.0, "kinds": ("spin waves",)},  # dot products have no coupling
+    },
     "28x28, augmented": {"size": 28, "sizes": (784, 1000, 10), "epochs": 50, "learning_rate": 0.04, "augment": True},
 }
 SEEDS = range(5)
@@ -53,7 +57,7 @@ def main() -> None:
         (name, kind, seed)
         for name in RECIPES
         for seed in SEEDS
-        for kind in KINDS
+        for kind in RECIPES[name].get("kinds", KINDS)
         if (name, kind, seed) not in done
     ]
     if any(RECIPES[name]["size"] == 28 for name, _, _ in wanted):
@@ -81,7 +85,8 @@ def trained(name: str, kind: str, seed: int, root: str | None) -> dict[str, Any]
     if recipe.get("deskew"):
         train, test = ((deskew(images), labels) for images, labels in (train, test))
     torch.manual_seed(seed)
-    model = SpinWaveMLP(recipe["sizes"])
+    physics = SpinWaveParameters(coupling_total=recipe["coupling_total"]) if "coupling_total" in recipe else None
+    model = SpinWaveMLP(recipe["sizes"], physics)
     if kind == "dot products":
         for k, (n_in, n_out) in enumerate(itertools.pairwise(recipe["sizes"])):
             model.layers[2 * k] = DotProducts(n_in, n_out)

@@ -85,7 +85,8 @@ def fit(
         device: where to train; by default a GPU if there is one.
         augment: train on digits that are turned, scaled, slanted and shifted a little, anew in every epoch; the images
             must be square.
-        compile: pass the model through :func:`torch.compile`.
+        compile: pass the model through :func:`torch.compile`. On a CPU a small network is slower with it: there is
+            nothing left to fuse, and each call of compiled code costs.
         out: folder for a checkpoint and ``metrics.json`` after every epoch; the model must be a :class:`SpinWaveMLP`.
             One training at a time may use it (Windows does not check).
         resume: continue the run in ``out``, with the settings and the data it was started with.
