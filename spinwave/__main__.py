@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="continue the run in --out")
     train.add_argument("--deskew", action="store_true", help="set the digits upright first, those of the test as well")
     train.add_argument("--augment", action="store_true", help="turn, scale, slant and shift the digits a little")
-    train.add_argument("--compile", action="store_true", help="use torch.compile; on a CPU a small network is slower with it")
+    train.add_argument("--compile", action="store_true", help="use torch.compile (small networks on a CPU are slower)")
     _add_data_source(train)
 
     evaluate_parser = commands.add_parser(
