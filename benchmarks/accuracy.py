@@ -70,10 +70,13 @@ def main() -> None:
         tasks = {pool.submit(trained, *run, options.root): run for run in wanted}
         for task in tqdm(as_completed(tasks), total=len(tasks), unit="run"):
             name, kind, seed = tasks[task]
-            runs.append({"recipe": name, "kind": kind, "seed": seed, "settings": RECIPES[name], **task.result()})
-            runs.sort(key=lambda run: (list(RECIPES).index(run["recipe"]), KINDS.index(run["kind"]), run["seed"]))
+            run = {"recipe": name, "kind": kind, "seed": seed, "settings": RECIPES[name], **task.result()}
+            runs = sorted(
+                [*runs, run],
+                key=lambda run: (list(RECIPES).index(run["recipe"]), KINDS.index(run["kind"]), run["seed"]),
+            )
             _write(FILE, json.dumps({"runs": runs}, indent=1).encode())
-            tqdm.write(f"{name}, {kind}, seed {seed}: {runs[-1]['test_accuracy']:.2%}")
+            tqdm.write(f"{name}, {kind}, seed {seed}: {run['test_accuracy']:.2%}")
 
 
 def trained(name: str, kind: str, seed: int, root: str | None) -> dict[str, Any]:
