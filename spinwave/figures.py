@@ -74,7 +74,7 @@ def ladder(
     Raises:
         ValueError: no such rows.
     """
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     from .bench import OTHERS, in_seconds, seconds_per_digit, select
 
@@ -118,7 +118,7 @@ def ladder(
     axes.set_yticks(list(places.values()), [OTHERS.get(name, name) for name in places])
     axes.set_ylim(max(places.values(), default=0) + 0.6, -0.8)
     axes.margins(x=0.12)
-    axes.tick_params(axis="x", labelsize="small")  # or the decades of a long ladder touch
+    axes.xaxis.set_major_locator(LogLocator(numticks=7))  # labels of all decades of a long ladder would touch
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: in_seconds(value).replace(".0 ", " ")))
     axes.grid(True, axis="x", alpha=0.3)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
