@@ -1,7 +1,7 @@
 """Layers of spin-wave neurons: ordinary linear layers whose matrix is a function of their weights."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,8 @@ class SpinWaveLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.register_buffer("gain", torch.ones((), device=device, dtype=dtype))
-        self._kept: tuple[tuple[object, ...], Tensor] | None = None
+        # weight, gain, their state and the matrix that belongs to it
+        self._kept: tuple[Tensor, Tensor, tuple[object, ...], Tensor] | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -91,20 +92,31 @@ class SpinWaveLinear(nn.Module):
         change, or the layer is used with gradients. PyTorch does not count changes through ``weight.data`` and by
         fused optimisers: after one of these and before the next pass with gradients call :meth:`train` or ``eval``.
         """
+        recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if not recorded and self._kept is not None:
+            # A module looks for its attributes longer than all the rest of this takes.
+            weight, gain = self._parameters.get("weight"), self._buffers.get("gain")
+            kept_weight, kept_gain, state, h = self._kept
+            if weight is kept_weight and gain is kept_gain and state == self._state(kept_weight, kept_gain):
+                return h
         weight, gain = self.weight, self.gain
-        look = weight.device.type == "cpu"
-        if torch.is_grad_enabled() or not is_plain(weight) or weight.is_inference():
-            return compute(weight, self.physics, self.model, look, gain)
-        counted = weight._version, weight.data_ptr(), gain._version, gain.data_ptr()
-        state = *counted, weight.dtype, self.physics, self.model
-        if self._kept is None or self._kept[0] != state:
-            self._kept = state, compute(weight, self.physics, self.model, look, gain)
-        return self._kept[1]
+        h = compute(weight, self.physics, self.model, weight.device.type == "cpu", gain)
+        if not recorded and is_plain(weight) and not weight.is_inference():
+            self._kept = weight, gain, self._state(weight, gain), h
+        return h
+
+    def _state(self, weight: Tensor, gain: Tensor) -> tuple[object, ...]:
+        return weight._version, weight.data_ptr(), gain._version, gain.data_ptr(), self.physics, self.model
 
     def train(self, mode: bool = True) -> "SpinWaveLinear":
         """As :meth:`torch.nn.Module.train`; the matrix kept for evaluation is worked out anew."""
         self._kept = None
         return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SpinWaveLinear":
+        self._kept = None  # moving and converting replaces the numbers without counting
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:

@@ -175,6 +175,21 @@ def test_evaluation_keeps_the_effective_weight_until_something_changes(model, mo
     layer.weight.data.add_(1)
     layer.eval()
     check(1)
+    layer._apply(lambda tensor: tensor.data.mul_(2))  # as .to() and its like may: not counted, at the same address
+    check(1)
+    swapped = {"weight": torch.randn(4, 6)}
+    with torch.no_grad():
+        expected = x @ original(swapped["weight"], layer.physics, model, True, layer.gain).T
+        assert torch.equal(torch.func.functional_call(layer, swapped, (x,)), expected)
+    check(1)
+    for _ in range(10):  # new weights may come to lie where old ones did
+        layer.weight = torch.nn.Parameter(torch.randn(4, 6))
+        layer.weight = torch.nn.Parameter(torch.randn(4, 6))
+        check(1)
+        layer.gain = torch.rand(())
+        layer.gain = torch.rand(())
+        check(1)
+    assert layer.effective_weight().requires_grad
     # fused optimisers change weights behind the back of the version counter
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)
     layer(x).square().mean().backward()
