@@ -1,7 +1,7 @@
 """Layers of spin-wave neurons: ordinary linear layers whose matrix is a function of their weights."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ class SpinWaveLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.register_buffer("gain", torch.ones((), device=device, dtype=dtype))
-        # weight, gain, their state and the matrix that belongs to it
+        # weight and gain (which moving and converting a module replaces), their state and the matrix that belongs to it
         self._kept: tuple[Tensor, Tensor, tuple[object, ...], Tensor] | None = None
         self.reset_parameters()
 
@@ -112,11 +112,6 @@ class SpinWaveLinear(nn.Module):
         """As :meth:`torch.nn.Module.train`; the matrix kept for evaluation is worked out anew."""
         self._kept = None
         return super().train(mode)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SpinWaveLinear":
-        self._kept = None  # moving and converting replaces the numbers without counting
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:
