@@ -25,16 +25,16 @@ from spinwave.training import _write
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "results" / "accuracy.json"
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "10x10, ten epochs": {"size": 10, "sizes": (100, 100, 10), "epochs": 10, "learning_rate": 0.2},
-    "10x10, thirty epochs": {"size": 10, "sizes": (100, 100, 10), "epochs": 30, "learning_rate": 0.2},
-    "28x28": {"size": 28, "sizes": (784, 1000, 10), "epochs": 15, "learning_rate": 0.05},
-    "28x28, deskewed": {"size": 28, "sizes": (784, 1000, 10), "epochs": 15, "learning_rate": 0.05, "deskew": True},
-    "28x28, deskewed, C = 30": {
-        **{"size": 28, "sizes": (784, 1000, 10), "epochs": 15, "learning_rate": 0.05, "deskew": True},
-        **{"coupling_total": 30.0, "kinds": ("spin waves",)},  # dot products have no coupling
-    },
-    "28x28, augmented": {"size": 28, "sizes": (784, 1000, 10), "epochs": 50, "learning_rate": 0.04, "augment": True},
+SMALL: dict[str, Any] = {"size": 10, "sizes": (100, 100, 10), "epochs": 10, "learning_rate": 0.2}
+LARGE: dict[str, Any] = {"size": 28, "sizes": (784, 1000, 10), "epochs": 15, "learning_rate": 0.05}
+RECIPES = {
+    "10x10": SMALL,
+    "10x10, longer": SMALL | {"epochs": 30},
+    "28x28": LARGE,
+    "28x28, deskewed": LARGE | {"deskew": True},
+    # dot products have no coupling
+    "28x28, deskewed, C = 30": LARGE | {"deskew": True, "coupling_total": 30.0, "kinds": ("spin waves",)},
+    "28x28, augmented": LARGE | {"epochs": 50, "learning_rate": 0.04, "augment": True},
 }
 SEEDS = range(5)
 KINDS = ("spin waves", "dot products")

@@ -66,17 +66,14 @@ def distort(images: Tensor, generator: torch.Generator) -> Tensor:
     Raises:
         ValueError: images that are not square.
     """
-    size = _side("distort", images)
+    pictures = _pictures("distort", images)
     angle, scale, slant, right, down = (
         (2 * torch.rand(5, len(images), generator=generator) - 1).to(images)
         * images.new_tensor([[math.radians(12)], [0.1], [0.15], [1 / 7], [1 / 7]])  # of half a side
     )
     scale = 1 / (1 + scale)
     rows = [angle.cos() * scale, angle.sin() * scale + slant, right, -angle.sin() * scale, angle.cos() * scale, down]
-    motions = torch.stack(rows, 1).view(-1, 2, 3)
-    pictures = images.view(-1, 1, size, size)
-    places = F.affine_grid(motions, list(pictures.shape), align_corners=False)
-    return F.grid_sample(pictures, places, align_corners=False).view_as(images)
+    return _moved(pictures, rows).view_as(images)
 
 
 def deskew(images: Tensor) -> Tensor:
@@ -96,12 +93,13 @@ def deskew(images: Tensor) -> Tensor:
 
     Source: LeCun, Bottou, Bengio, Haffner, Proc. IEEE 86, 2278 (1998), who deskew digits by their second moments.
     """
-    size = _side("deskew", images)
+    pictures = _pictures("deskew", images)
+    size = pictures.shape[-1]
     places = (torch.arange(size).to(images) + 0.5) * (2 / size) - 1  # of pixels, in half a side
     upright = []
-    for pictures in images.view(-1, 1, size, size).split(4096):  # sampling takes two numbers a pixel
-        total = pictures.sum((1, 2, 3))[:, None]
-        shares = pictures[:, 0] / total.where(total > 0, 1.0)[:, None]  # (N, rows, columns), of the ink
+    for part in pictures.split(4096):  # sampling takes two numbers a pixel
+        total = part.sum((1, 2, 3))[:, None]
+        shares = part[:, 0] / total.where(total > 0, 1.0)[:, None]  # (N, rows, columns), of the ink
         columns, rows = shares.sum(1), shares.sum(2)  # (N, size) each
         right, down = columns @ places, rows @ places  # centre of mass
         across, along = places - right[:, None], places - down[:, None]
@@ -109,17 +107,22 @@ def deskew(images: Tensor) -> Tensor:
         variance = (rows * along.square()).sum(1)
         slant = covariance / variance.where(variance > 0, 1.0)
         one, zero = torch.ones_like(slant), torch.zeros_like(slant)
-        motions = torch.stack([one, slant, right, zero, one, down], 1).view(-1, 2, 3)
-        grid = F.affine_grid(motions, list(pictures.shape), align_corners=False)
-        upright.append(F.grid_sample(pictures, grid, align_corners=False))
+        upright.append(_moved(part, [one, slant, right, zero, one, down]))
     return torch.cat(upright).view_as(images)
 
 
-def _side(name: str, images: Tensor) -> int:
+def _pictures(name: str, images: Tensor) -> Tensor:
+    """Images as ``(N, 1, size, size)``, for the function of that name."""
     size = math.isqrt(images.shape[1])
     if size**2 != images.shape[1]:
         raise ValueError(f"{name} expects square images, (N, size * size), got shape {tuple(images.shape)}")
-    return size
+    return images.view(-1, 1, size, size)
+
+
+def _moved(pictures: Tensor, rows: list[Tensor]) -> Tensor:
+    """Pictures ``(N, 1, size, size)`` sampled at moved places: rows of an affine matrix, six tensors ``(N,)``."""
+    places = F.affine_grid(torch.stack(rows, 1).view(-1, 2, 3), list(pictures.shape), align_corners=False)
+    return F.grid_sample(pictures, places, align_corners=False)
 
 
 def load_mnist(

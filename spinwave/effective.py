@@ -172,7 +172,7 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
         return (h if gain is None else gain * h).to(w.dtype)
     if look and kind == "cpu" and is_plain(working):
         rows = working.reshape(-1, w.shape[-1])
-        h = _closed_rows(rows, parameters, 1.0 if gain is None else gain.item())
+        h = _closed_rows(rows, parameters, _number(gain))
         return h.view(w.shape).to(w.dtype)
     # vmap and grad inside torch.compile need the formula
     if look and kind == "cpu" and torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
@@ -221,6 +221,10 @@ def project(
 
 class _TooStrong(Exception):
     """No series serves these couplings."""
+
+
+def _number(gain: Tensor | None) -> float:
+    return 1.0 if gain is None else gain.item()
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -310,8 +314,8 @@ class _Closed(torch.autograd.Function):
 class _Project(torch.autograd.Function):
     """Layers of spin-wave neurons with ReLU between them: see :func:`project`.
 
-    One step for autograd where ordinary layers take several each, and ReLU without copies, earn most of what the
-    physics costs.
+    One step for autograd where ordinary layers take several each, and ReLU without copies, earn back a good part of
+    what the physics costs.
     """
 
     @staticmethod
@@ -404,19 +408,18 @@ torch.library.define("spinwave::closed_form_backward", f"(Tensor w, Tensor grad,
 
 @torch.library.impl("spinwave::closed_form", "cpu")
 def _closed_form(w: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
-    factor = 1.0 if gain is None else gain.item()
-    return _closed_rows(w.reshape(-1, w.shape[-1]), _physics(*physics), factor).view(w.shape)
+    return _closed_rows(w.reshape(-1, w.shape[-1]), _physics(*physics), _number(gain)).view(w.shape)
 
 
 @torch.library.impl("spinwave::closed_form_backward", "cpu")
 def _closed_form_backward(w: Tensor, grad: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
-    rows, parameters, factor = w.reshape(-1, w.shape[-1]), _physics(*physics), 1.0 if gain is None else gain.item()
+    rows, parameters = w.reshape(-1, w.shape[-1]), _physics(*physics)
     of_h = grad.reshape(rows.shape)
     try:
-        _, _, series = _evaluate(rows, parameters, factor)
-    except _TooStrong:  # autograd is off inside an operator, torch.func is not
+        _, _, series = _evaluate(rows, parameters, _number(gain))
+    except _TooStrong:  # autograd may be off inside an operator, torch.func is not
         of_rows: Tensor = torch.func.grad(
-            lambda rows: factor * (of_h * compute(rows, parameters, "continuum", look=True)).sum()
+            lambda rows: (of_h * compute(rows, parameters, "continuum", True, gain)).sum()
         )(rows)
         return of_rows.view(w.shape)
     return _pull_back(of_h.clone(memory_format=torch.contiguous_format), series).view(w.shape)

@@ -272,7 +272,7 @@ def test_select_takes_the_first_network_and_batch(results):
         bench.select({**results, "rows": []})
 
 
-# Of the ladder: the others are steps, trainings and chapters.
+# Of the ladder: the others are steps, trainings, accuracies and chapters.
 LADDERS = [file for file in RESULTS if not re.search(r"-scaling$|-training$|^accuracy$|^chapters$", file.stem)]
 
 
