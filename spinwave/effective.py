@@ -161,12 +161,18 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     tables are made for ``|a| <= 5``.
     """
     kind = w.device.type
+    h: Tensor
+    # vmap and grad inside torch.compile need the formula
+    called = torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    if called and look and kind == "cpu" and model == "continuum":
+        rows = (w if w.element_size() > 2 else w.float()).reshape(-1, w.shape[-1])
+        h = _Called.apply(rows, gain, parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase)
+        return h.view(w.shape).to(w.dtype)
     # Tensors on "meta" have no autocast; asking torch.amp whether a device has breaks the graph of PyTorch 2.6.
     if kind != "meta" and torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             return compute(w, parameters, model, look, gain)
     working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
-    h: Tensor
     if model == "discretized":
         h = _discretized(working, parameters, look)
         return (h if gain is None else gain * h).to(w.dtype)
@@ -174,11 +180,6 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
         rows = working.reshape(-1, w.shape[-1])
         h = _closed_rows(rows, parameters, _number(gain))
         return h.view(w.shape).to(w.dtype)
-    # vmap and grad inside torch.compile need the formula
-    if look and kind == "cpu" and torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
-        physics = parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase
-        h = torch.ops.spinwave.closed_form(working, gain, *physics)
-        return h.to(w.dtype)
     # the largest sum of squared couplings of a neuron
     norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
     total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
@@ -400,53 +401,62 @@ def _evaluate(
     return h, total, (rows, scale, series)
 
 
-# The closed form and its derivative as operators that torch.compile calls as they stand; w is ``(..., modes)``.
+# The closed form of rows of w and its derivative as operators that torch.compile calls as they stand. What autograd has
+# to know is in a Function: telling it with torch.library costs twice more in every call of compiled code.
 _PHYSICS = "Tensor? gain, float coupling_total, float readout_coupling, float stark_phase"
-torch.library.define("spinwave::closed_form", f"(Tensor w, {_PHYSICS}) -> Tensor")
-torch.library.define("spinwave::closed_form_backward", f"(Tensor w, Tensor grad, {_PHYSICS}) -> Tensor")
+torch.library.define("spinwave::closed_form", f"(Tensor w, {_PHYSICS}) -> (Tensor, Tensor)")
+torch.library.define("spinwave::closed_form_backward", f"(Tensor grad, Tensor w, Tensor total, {_PHYSICS}) -> Tensor")
+
+
+class _Called(torch.autograd.Function):
+    """:class:`_Closed` for torch.compile."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
+        h: Tensor
+        h, total = torch.ops.spinwave.closed_form(w, gain, *physics)
+        ctx.save_for_backward(w, total, gain)
+        ctx.physics = physics
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_w = torch.ops.spinwave.closed_form_backward(grad, *ctx.saved_tensors, *ctx.physics)
+        return of_w, None, None, None, None
 
 
 @torch.library.impl("spinwave::closed_form", "cpu")
-def _closed_form(w: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
-    return _closed_rows(w.reshape(-1, w.shape[-1]), _physics(*physics), _number(gain)).view(w.shape)
+def _closed_form(w: Tensor, gain: Tensor | None, *physics: float) -> tuple[Tensor, Tensor]:
+    parameters = _physics(*physics)
+    try:
+        h, total, _ = _evaluate(w, parameters, _number(gain))
+    except _TooStrong:
+        h, total = _closed_rows(w, parameters, _number(gain)), math.inf
+    return h, torch.tensor(total, dtype=torch.float64)
 
 
 @torch.library.impl("spinwave::closed_form_backward", "cpu")
-def _closed_form_backward(w: Tensor, grad: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
-    rows, parameters = w.reshape(-1, w.shape[-1]), _physics(*physics)
-    of_h = grad.reshape(rows.shape)
-    try:
-        _, _, series = _evaluate(rows, parameters, _number(gain))
-    except _TooStrong:  # autograd may be off inside an operator, torch.func is not
-        of_rows: Tensor = torch.func.grad(
-            lambda rows: (of_h * compute(rows, parameters, "continuum", True, gain)).sum()
-        )(rows)
-        return of_rows.view(w.shape)
-    return _pull_back(of_h.clone(memory_format=torch.contiguous_format), series).view(w.shape)
+def _closed_form_backward(grad: Tensor, w: Tensor, total: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
+    parameters, reach = _physics(*physics), total.item()
+    if reach == math.inf:  # autograd may be off inside an operator, torch.func is not
+        return torch.func.grad(lambda w: (grad * compute(w, parameters, "continuum", True, gain)).sum())(w)  # type: ignore
+    rows = w.contiguous().numpy(force=True)
+    scale, limit, series = _near_zero(parameters, w.shape[1], w.dtype)
+    if reach > limit:
+        series = _far_series(rows, reach, parameters, w.dtype)
+    terms = rows, scale * _number(gain), series
+    return _pull_back(grad.clone(memory_format=torch.contiguous_format), terms)
+
+
+torch.library.register_fake(
+    "spinwave::closed_form", lambda w, *_: (w.new_empty(w.shape), w.new_empty((), dtype=torch.float64))
+)
+torch.library.register_fake("spinwave::closed_form_backward", lambda _, w, *__: w.new_empty(w.shape))
 
 
 @lru_cache(maxsize=256)
 def _physics(coupling_total: float, readout_coupling: float, stark_phase: float) -> SpinWaveParameters:
     return SpinWaveParameters(coupling_total, readout_coupling, detuning=stark_phase, optical_depth=1.0)
-
-
-def _shape(w: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(w, memory_format=torch.contiguous_format)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    w, gain, *ctx.physics = inputs
-    ctx.save_for_backward(w, gain)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    w, gain = ctx.saved_tensors
-    return torch.ops.spinwave.closed_form_backward(w, grad, gain, *ctx.physics), None, None, None, None
-
-
-torch.library.register_fake("spinwave::closed_form", _shape)
-torch.library.register_fake("spinwave::closed_form_backward", _shape)
-torch.library.register_autograd("spinwave::closed_form", _differentiate, setup_context=_save)
 
 
 def _far_series(rows: compiled.Array, total: float, parameters: SpinWaveParameters, dtype: torch.dtype) -> Series:

@@ -133,7 +133,7 @@ class SpinWaveLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             y = _at_once(x, (self,))
             if y is not None:
                 return y

@@ -216,6 +216,20 @@ def test_compiled_call_agrees(model, compile_whole):
         assert (gradients[0] - gradients[1]).abs().max() < 1e-11
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_compiled_call_serves_any_layout(dtype, compile_whole):
+    w = random(5, 2, 3).to(dtype).movedim(0, -1).requires_grad_()  # (2, 3, modes), not contiguous
+    physics = SpinWaveParameters(coupling_total=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = compile_whole(lambda w: effective_weights(w, physics))(w)
+    plain = effective_weights(w, physics)
+    assert compiled.dtype == dtype
+    assert torch.equal(compiled, plain)
+    gradients = [torch.autograd.grad(h.sum(), w)[0] for h in (compiled, plain)]
+    assert torch.equal(*gradients)
+
+
 def test_autocast_does_not_degrade_h(model):
     w = random(20, 10, dtype=torch.float32)
     physics = SpinWaveParameters(coupling_total=5, points=15)
@@ -358,19 +372,20 @@ def test_machine_code_that_cannot_be_kept_is_made_anew(monkeypatch):
     assert compiled._compiled(lambda x: 2 * x)(3.0) == 6.0
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by opcheck
 @pytest.mark.parametrize("coupling_total", [0.1, 5.0, 60.0])
 @pytest.mark.parametrize("gain", [None, torch.tensor(3.0, dtype=torch.float64)])
 def test_operators_for_the_compiler(coupling_total, gain):
-    """torch.compile calls the closed form as an operator of this package; PyTorch's own checks of operators."""
+    """torch.compile calls the closed form as operators of this package; PyTorch's own checks of operators."""
     w, g, physics = random(3, 5).requires_grad_(), random(3, 5, seed=1), (gain, coupling_total, 2.0, 0.6)
+    arguments = w.detach(), *physics
+    h, total = torch.ops.spinwave.closed_form(*arguments)
+    torch.library.opcheck(torch.ops.spinwave.closed_form.default, arguments)
     if coupling_total < 60.0:  # where no series serves, the derivative is torch.func's, which opcheck cannot follow
-        torch.library.opcheck(torch.ops.spinwave.closed_form.default, (w, *physics))
-        torch.library.opcheck(torch.ops.spinwave.closed_form_backward.default, (w.detach(), g, *physics))
-    h = torch.ops.spinwave.closed_form(w, *physics)
+        torch.library.opcheck(torch.ops.spinwave.closed_form_backward.default, (g, arguments[0], total, *physics))
     expected = effective.compute(w, SpinWaveParameters(coupling_total, 2.0), "continuum", True, gain)
     assert torch.equal(h, expected)
-    of_w, as_expected = (torch.autograd.grad(y, w, g)[0] for y in (h, expected))
+    of_w = torch.ops.spinwave.closed_form_backward(g, arguments[0], total, *physics)
+    (as_expected,) = torch.autograd.grad(expected, w, g)
     assert (of_w - as_expected).abs().max() <= 1e-12 * as_expected.abs().max()
 
 
