@@ -98,7 +98,7 @@ def checkup(
     """Run f on drawn inputs and report what is wrong with it, what it costs, and what it could be.
 
     Arguments:
-        f: neuron ``f(x, w)`` that returns one number as a tensor. It is called some hundred times, on copies.
+        f: neuron ``f(x, w)`` that returns one number as a tensor. It is called several hundred times, on copies.
         x: input ``(modes,)``, real floating point; or a function that makes one for a number of modes; or that
             number, for standard normal entries. More inputs are drawn like the given one, and of other lengths where
             x and w are equally long.
@@ -108,7 +108,8 @@ def checkup(
         device: where f is checked; by default that of the given tensors, or the CPU.
         network: sizes, input first, of the network whose cost is projected; its last one is the number of classes.
         samples: of the data set whose epochs are projected.
-        topics: parts of the check-up, of ``TOPICS``; all by default.
+        topics: parts of the check-up, among ``"gradient"``, ``"scale"``, ``"structure"``, ``"precision"``, ``"cost"``
+            and ``"portability"``; all by default.
         time_limit: seconds for everything, > 0. Whatever is not finished by then is said to be missing.
         progress: called with the report so far after every part.
 

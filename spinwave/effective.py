@@ -11,7 +11,7 @@ discretized
 continuum
     The limit of many points and a sharp step. In the Laplace domain of z a read-out multiplies by
     ``exp(-a^2/s)``, so read-outs compose by adding squares. With ``A_i = sum_{j>i} b_j`` and
-    ``F(c) = C_0(c) - C_0(c + R^2)``,
+    ``F(c) = C_0(c) - C_0(c + R^2)``::
 
         H_i = eta a_i / R int_0^1 F(A_i + b_i u) cos(phi b_i (1 - u)) du
 
@@ -92,7 +92,7 @@ def effective_weights(
         ValueError: ``w`` is not a real floating-point tensor, is empty, has no mode axis or is not finite; the
             model is unknown; the couplings are too strong to be resolved.
 
-    Source: the module's docstring.
+    Source: the formulas of :mod:`spinwave.effective`.
     """
     check_amplitudes("w", w)
     check_model(model)

@@ -139,7 +139,7 @@ def real_read_in(a: Tensor, z: Tensor, q: Tensor, parameters: SpinWaveParameters
 
 
 def partial_readout(a: Tensor, z: Tensor, q: Tensor, parameters: SpinWaveParameters) -> Tensor:
-    """Partial read-out M(a) of the stored spin wave by the next control pulse: ``(..., points, points)``."""
+    """Partial read-out M(a): what a control pulse takes from the spin wave stored before: ``(..., points, points)``."""
     difference = z[:, None] - z  # z - z'
     step = causal_step(difference, parameters.steepness)
     b = a.square()[..., None, None]

@@ -33,6 +33,8 @@ class SpinWaveLinear(nn.Module):
         parameters: the physics; the question's by default.
         model: ``"continuum"`` or ``"discretized"``, see :func:`spinwave.effective_weights`.
         bias: add a learned bias, ``(out_features,)``; off by default.
+        device: of weights, bias and gain; PyTorch's default where none is given.
+        dtype: of weights, bias and gain, real floating point; PyTorch's default where none is given.
 
     Attributes:
         physics: the parameters (``parameters`` is taken by :class:`torch.nn.Module`).
@@ -91,6 +93,7 @@ class SpinWaveLinear(nn.Module):
         While gradients are not recorded it is worked out once and kept until the weights, the gain or the physics
         change, or the layer is used with gradients. PyTorch does not count changes through ``weight.data`` and by
         fused optimisers: after one of these and before the next pass with gradients call :meth:`train` or ``eval``.
+        Compiled code does not keep it: for evaluation compile what :meth:`fold` returns.
         """
         recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
         if not recorded and self._kept is not None:
@@ -169,13 +172,16 @@ def _is_changed(module: nn.Module, kind: type[nn.Module]) -> bool:
 class SpinWaveMLP(nn.Module):
     """Spin-wave layers with ReLU between them, as in the question: 100 pixels, 100 hidden neurons, 10 classes.
 
-    While gradients are recorded on the CPU, all layers together are one step for autograd. Where ``layers`` was
-    changed, or somebody watches one of them with a hook, they are called one by one.
+    While gradients are recorded on the CPU, all layers of the continuum model together are one step for autograd. Where
+    ``layers`` was changed, or somebody watches one of them with a hook, and in the discretized model, they are called
+    one by one.
 
     Arguments:
         sizes: features of input, hidden layers and output; at least two integers >= 1.
         parameters: the physics of every layer; the question's by default.
         model: ``"continuum"`` or ``"discretized"``.
+        device: of all weights and gains; PyTorch's default where none is given.
+        dtype: of all weights and gains, real floating point; PyTorch's default where none is given.
 
     Attributes:
         layers: the spin-wave layers and the ReLU between them, in order.

@@ -29,7 +29,9 @@ def measured(name: str = CPU_RESULTS) -> dict[str, Any] | None:
     return load_results(file) if file.exists() else None
 
 
-def card(chapter: str, changes: str, before: str | None = None, after: str | None = None) -> Any:
+def card(
+    chapter: str, changes: str, before: str | None = None, after: str | None = None, batch: int | None = None
+) -> Any:
     """Card at the top of a chapter, from measured results: what changes, the cost before and after, the time to run.
 
     Arguments:
@@ -37,6 +39,7 @@ def card(chapter: str, changes: str, before: str | None = None, after: str | Non
         changes: what the chapter changes, a few words of Markdown.
         before: rung that the chapter starts from, if it is about speed.
         after: rung that it ends with.
+        batch: digits a pass, one of the batches that were measured; by default the first of them.
 
     Returns:
         A Markdown display for a notebook.
@@ -46,11 +49,12 @@ def card(chapter: str, changes: str, before: str | None = None, after: str | Non
     lines = [f"| What changes | {changes} |", "|:--|:--|"]
     results = measured()
     if results is not None and after is not None:
-        rows = select(results)
+        rows = select(results, batch=batch)
         names = [name for name in (before, after) if name is not None]
+        digit, memory = ("One digit", "it") if batch is None else (f"One digit of a batch of {batch}", "the batch")
         costs: dict[str, Callable[[dict[str, Any]], str]] = {
-            "One digit, forward and backward": lambda row: in_seconds(statistics.median(seconds_per_digit(row))),
-            "Memory for it": lambda row: in_bytes(row["memory"]["step"]),
+            f"{digit}, forward and backward": lambda row: in_seconds(statistics.median(seconds_per_digit(row))),
+            f"Memory for {memory}": lambda row: in_bytes(row["memory"]["step"]),
         }
         for label, cost in costs.items():
             values = [f"`{n}` " + ("not measured" if "skipped" in rows[n] else cost(rows[n])) for n in names]

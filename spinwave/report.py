@@ -23,8 +23,9 @@ class Finding:
     """One thing that a check-up found.
 
     Arguments:
-        severity: ``"severe"`` (training goes wrong silently, or not at all), ``"warning"``, ``"note"`` (worth
-            knowing, often an opportunity) or ``"ok"`` (tested and in order).
+        severity: ``"severe"`` (an output or a gradient that no training can rely on), ``"warning"`` (a training may
+            come to nothing all the same: too quiet to learn, too slow, too inaccurate), ``"note"`` (worth knowing,
+            often an opportunity) or ``"ok"`` (tested and in order).
         topic: the part of the check-up that found it.
         title: the finding in a few words.
         measured: the evidence, with numbers and tolerances.

@@ -95,9 +95,9 @@ def fit(
         progress: show a progress bar.
 
     Returns:
-        The metrics, as in ``metrics.json``: ``test_accuracy`` (a fraction), ``test_loss``, ``epochs`` (finished),
-        ``seconds``, ``parameters`` (the physics), ``settings``, ``environment``, ``history`` (one entry an epoch) and
-        ``confusion`` (true class by predicted class).
+        The metrics that ``metrics.json`` holds, a dict of ``test_accuracy`` (a fraction), ``test_loss``, ``epochs``
+        (finished), ``seconds``, ``parameters`` (the physics), ``settings``, ``environment``, ``history`` (one entry an
+        epoch) and ``confusion`` (true class by predicted class).
 
     Raises:
         ValueError: arguments outside their range, tensors that do not fit, a folder that cannot be made, holds another

@@ -18,15 +18,15 @@ def results(tmp_path, monkeypatch):
     return tmp_path
 
 
-def row(contender, **result):
-    place = {"network": "100-100-10", "batch": 1, "device": "cpu", "dtype": "float32", "estimated_bytes": 1}
+def row(contender, batch=1, **result):
+    place = {"network": "100-100-10", "batch": batch, "device": "cpu", "dtype": "float32", "estimated_bytes": 1}
     return {"contender": contender, **place, **result}
 
 
-def measured(contender, seconds):
+def measured(contender, seconds, batch=1):
     times, floor = ({"forward": [value], "step": [value]} for value in (seconds, 1e-3))
     return row(
-        contender, measured=None, factor=1.0, seconds=times, floor=floor, memory={"forward": 2e9, "step": 3e9},
+        contender, batch, measured=None, factor=1.0, seconds=times, floor=floor, memory={"forward": 2e9, "step": 3e9},
         error=0.0, gradient_error=0.0, first_call=1.0,
     )  # fmt: skip
 
@@ -54,6 +54,15 @@ def test_card_shows_costs_before_and_after(results):
         "| Memory for it | `looped` 3.0 GB → `neurons` 3.0 GB |",
         "| Measured on | Abacus, 2 threads |",
         "| This chapter runs in | 8 s and 700 MB on a CPU, not yet measured on a GPU |",
+    ]
+
+
+def test_card_shows_the_costs_of_a_batch(results):
+    alone, together = measured("neurons", 9.0), (measured("neurons", 64.0, batch=8), measured("batched", 2.0, batch=8))
+    write_bench(results, alone, *together)
+    assert pages.card("one", "nothing", "neurons", "batched", batch=8).data.splitlines()[2:4] == [
+        "| One digit of a batch of 8, forward and backward | `neurons` 8.0 s → `batched` 250 ms |",
+        "| Memory for the batch | `neurons` 3.0 GB → `batched` 3.0 GB |",
     ]
 
 
