@@ -16,6 +16,14 @@ def learning_curves(histories: dict[str, list[dict[str, float]]]) -> "Figure":
     Arguments:
         histories: the ``history`` of one or more runs, by the name that the legend shows.
     """
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        """Labels the ticks that a LogFormatter would, with numbers in place of powers of ten."""
+
+        def __call__(self, x: float, pos: Any = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
     figure, (loss, error) = _subplots(2, (5, 5.6))  # one above the other, for narrow screens
     for index, (name, history) in enumerate(histories.items()):
         epochs = [entry["epoch"] for entry in history]
@@ -26,6 +34,9 @@ def learning_curves(histories: dict[str, list[dict[str, float]]]) -> "Figure":
     for axes, label in ((loss, "cross entropy (nats)"), (error, "test error (%)")):
         # Without a mistake there is nothing that a logarithm could show.
         axes.set(xlabel="epoch", ylabel=label, yscale="log" if axes.dataLim.ymax > 0 else "linear")
+        if axes.get_yscale() == "log":
+            axes.yaxis.set_major_formatter(Plain())
+            axes.yaxis.set_minor_formatter(Plain())
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(True, which="both", alpha=0.3)
         axes.legend(fontsize="small")

@@ -2,7 +2,7 @@
 
 A step is what training does: forward, cross entropy, backward, fused Adam. Steps of the spin-wave network take turns
 with those of a network of ordinary layers of the same shape, in one process; their ratio compares two numbers that met
-the same machine in the same state.
+the same machine in the same state. In the last rows both networks are compiled.
 """
 
 import json
@@ -67,13 +67,23 @@ def run(
             {"parameters": SpinWaveParameters(points=points), "model": "discretized", "batch": 256, "series": "points"}
             for points in POINTS
         ),
+        # last, since the compiler stays in the process
+        *({"batch": batch, "compiled": True} for batch in (256, 1024, 4096)),
+        {"sizes": (784, 1000, 1000, 10), "batch": 1024, "compiled": True},
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"environment": environment(chosen), "rows": [], "slopes": {}}
     for wanted in plan:
         row = {"sizes": (100, 100, 10), "model": "continuum", "parameters": question, "dtype": torch.float32, **wanted}
         series = row.pop("series", None)
-        seconds, floor = step_seconds(**row, device=chosen, repeat=repeat)
+        row.setdefault("compiled", False)
+        try:
+            seconds, floor = step_seconds(**row, device=chosen, repeat=repeat)
+        except RuntimeError as error:
+            if not row["compiled"]:
+                raise
+            report(f"skipped, torch.compile failed: {str(error).strip().splitlines()[0]}")
+            continue
         physics = row.pop("parameters")
         row |= {
             "sizes": list(row["sizes"]),
@@ -100,6 +110,7 @@ def step_seconds(
     parameters: SpinWaveParameters,
     model: str,
     dtype: torch.dtype,
+    compiled: bool,
     device: torch.device,
     repeat: int | None = None,
 ) -> tuple[list[float], list[float]]:
@@ -116,7 +127,10 @@ def step_seconds(
         if len(ordinary):
             ordinary.append(nn.ReLU())
         ordinary.append(nn.Linear(n_in, n_out, bias=False, device=device, dtype=dtype))
-    steps = [_step(network, x, y) for network in (SpinWaveMLP(sizes, parameters, model, device, dtype), ordinary)]
+    networks: list[Any] = [SpinWaveMLP(sizes, parameters, model, device, dtype), ordinary]
+    if compiled:
+        networks = [torch.compile(network, dynamic=False) for network in networks]
+    steps = [_step(network, x, y) for network in networks]
 
     def timed(step: Callable[[], None]) -> float:
         begin = time.perf_counter()
@@ -165,9 +179,10 @@ def describe(row: dict[str, Any]) -> str:
     """One line about a row."""
     network = "-".join(map(str, row["sizes"]))
     physics = f"C = {row['coupling_total']:g}" + (f", N = {row['points']}" if row["model"] == "discretized" else "")
+    physics += ", compiled" if row["compiled"] else ""
     seconds, floor = (in_seconds(statistics.median(row[key])) for key in ("seconds", "floor"))
     return (
-        f"{row['model']:<11} {network:<18} batch {row['batch']:<5} {row['dtype']:<8} {physics:<16} "
+        f"{row['model']:<11} {network:<18} batch {row['batch']:<5} {row['dtype']:<8} {physics:<18} "
         f"step {seconds:>7}, nn.Linear {floor:>7}: {price(row):.2f} times"
     )
 

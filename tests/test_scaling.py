@@ -10,10 +10,14 @@ from spinwave.__main__ import main
 from spinwave.pages import RESULTS
 
 
-@pytest.mark.parametrize("model", ["continuum", "discretized"])
-def test_steps_take_turns_and_come_in_pairs(model):
+@pytest.mark.parametrize(
+    ("model", "compiled"),
+    [("continuum", False), ("discretized", False), pytest.param("continuum", True, marks=pytest.mark.slow)],
+)
+@pytest.mark.filterwarnings("ignore")  # of torch's own compiler
+def test_steps_take_turns_and_come_in_pairs(model, compiled):
     physics = SpinWaveParameters(points=8)
-    ours, theirs = scaling.step_seconds((6, 5, 3), 4, physics, model, torch.float64, torch.device("cpu"), repeat=7)
+    ours, theirs = scaling.step_seconds((6, 5, 3), 4, physics, model, torch.float64, compiled, torch.device("cpu"), 7)
     assert len(ours) == len(theirs) == 7
     assert min(ours + theirs) > 0
 
@@ -30,7 +34,7 @@ def test_slopes_are_powers_of_the_weights_that_take_the_time():
 
 
 def test_results_are_written_after_every_row_and_read_back(tmp_path, monkeypatch):
-    def measure(sizes, batch, parameters, model, dtype, device, repeat):
+    def measure(sizes, batch, parameters, model, dtype, compiled, device, repeat):
         if sizes[0] > 1000:
             raise KeyboardInterrupt
         return [2e-3, 3e-3, 4e-3], [1e-3, 2e-3, 1.5e-3]
@@ -47,10 +51,23 @@ def test_results_are_written_after_every_row_and_read_back(tmp_path, monkeypatch
     assert results["environment"]["device"] == "cpu"
 
 
+def test_compiled_rows_are_skipped_where_nothing_compiles(tmp_path, monkeypatch):
+    def measure(compiled, **_):
+        if compiled:
+            raise RuntimeError("No working C++ compiler found\nand more")
+        return [2e-3], [1e-3]
+
+    monkeypatch.setattr(scaling, "step_seconds", measure)
+    lines = []
+    results = scaling.run(tmp_path / "r.json", device="cpu", report=lines.append)
+    assert not any(row["compiled"] for row in results["rows"])
+    assert lines.count("skipped, torch.compile failed: No working C++ compiler found") == 4
+
+
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*-scaling.json")), ids=lambda file: file.stem)
 def test_stored_results_are_whole(file):
     results = scaling.load(file)
-    assert len(results["rows"]) == 17
+    assert len(results["rows"]) == 21
     assert all(scaling.price(row) > 0 and scaling.describe(row) for row in results["rows"])
     assert set(results["slopes"]) == {"weights", "points"}
 

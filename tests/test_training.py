@@ -733,6 +733,17 @@ def test_learning_curves_show_every_run(tmp_path, accuracy):
     assert loss.lines[0].get_ydata() == [0.3]
 
 
+def test_learning_curves_label_their_axes_with_plain_numbers(tmp_path):
+    rows = enumerate([(0.6, 0.92), (0.2, 0.96), (0.03, 0.98)])
+    history = [{"epoch": e, "train_loss": loss, "test_loss": loss, "test_accuracy": a} for e, (loss, a) in rows]
+    figure = learning_curves({"one": history})
+    figure.savefig(tmp_path / "curves.png")
+    loss, error = ({text.get_text() for text in a.yaxis.get_ticklabels(which="both")} for a in figure.axes)
+    assert {"0.1", "0.2"} <= loss
+    assert {"2", "4", "6"} <= error
+    assert not any("$" in text for text in loss | error)  # no powers of ten
+
+
 def test_confusion_matrix_shows_the_counts(tmp_path):
     figure = confusion_matrix([[5, 1], [0, 7]])
     figure.savefig(tmp_path / "confusion.png")
