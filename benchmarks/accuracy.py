@@ -53,6 +53,9 @@ def main() -> None:
     options = parser.parse_args()
     runs = json.loads(FILE.read_text())["runs"] if FILE.exists() else []
     done = {(run["recipe"], run["kind"], run["seed"]) for run in runs}
+    strangers = {run["recipe"] for run in runs} - set(RECIPES)
+    if strangers:
+        sys.exit(f"accuracy: {FILE} holds recipes that this script does not know: {', '.join(sorted(strangers))}")
     wanted = [
         (name, kind, seed)
         for name in RECIPES
@@ -62,21 +65,30 @@ def main() -> None:
     ]
     if any(RECIPES[name]["size"] == 28 for name, _, _ in wanted):
         try:
-            load_mnist("test", 28, options.root)
+            for split in ("train", "test"):
+                load_mnist(split, 28, options.root)
         except (FileNotFoundError, ValueError) as error:
             sys.exit(f"accuracy: {error}")
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         tasks = {pool.submit(trained, *run, options.root): run for run in wanted}
-        for task in tqdm(as_completed(tasks), total=len(tasks), unit="run"):
-            name, kind, seed = tasks[task]
-            run = {"recipe": name, "kind": kind, "seed": seed, "settings": RECIPES[name], **task.result()}
-            runs = sorted(
-                [*runs, run],
-                key=lambda run: (list(RECIPES).index(run["recipe"]), KINDS.index(run["kind"]), run["seed"]),
-            )
-            _write(FILE, json.dumps({"runs": runs}, indent=1).encode())
-            tqdm.write(f"{name}, {kind}, seed {seed}: {run['test_accuracy']:.2%}")
+        try:
+            for task in tqdm(as_completed(tasks), total=len(tasks), unit="run"):
+                name, kind, seed = tasks[task]
+                run = {"recipe": name, "kind": kind, "seed": seed, "settings": RECIPES[name], **task.result()}
+                runs = sorted(
+                    [*runs, run],
+                    key=lambda run: (list(RECIPES).index(run["recipe"]), KINDS.index(run["kind"]), run["seed"]),
+                )
+                _write(FILE, json.dumps({"runs": runs}, indent=1).encode())
+                tqdm.write(f"{name}, {kind}, seed {seed}: {run['test_accuracy']:.2%}")
+        except BaseException as error:  # leaving the pool would wait for all that is left
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            if isinstance(error, KeyboardInterrupt):
+                sys.exit(f"accuracy: interrupted, {len(runs)} runs are kept in {FILE}")
+            raise
 
 
 def trained(name: str, kind: str, seed: int, root: str | None) -> dict[str, Any]:

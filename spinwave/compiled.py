@@ -69,7 +69,7 @@ def evaluate(w: Array, h: Array, scale: float, series: Series) -> float:
     Returns:
         The largest sum of squares of a row; NaN if one is not finite.
     """
-    if w.size < _LARGE or not _SHARES_THREADS:
+    if _is_for_one_thread(w):
         total: float = _evaluate(w, h, scale, *series)
         return total
     with _threads() as parts:
@@ -79,11 +79,16 @@ def evaluate(w: Array, h: Array, scale: float, series: Series) -> float:
 
 def pull_back(w: Array, g: Array, scale: float, series: Series) -> None:
     """Turn g, the gradient in H, into the gradient in w, both ``(neurons, modes)`` and contiguous."""
-    if w.size < _LARGE or not _SHARES_THREADS:
+    if _is_for_one_thread(w):
         _pull_back(w, g, scale, *series)
         return
     with _threads() as parts:
         _pull_back_blocks(w, g, scale, *series, parts)
+
+
+def _is_for_one_thread(w: Array) -> bool:
+    # A forked process, such as a worker of a data loader, has one thread, and OpenMP would end it for asking for more.
+    return w.size < _LARGE or not _SHARES_THREADS or torch.get_num_threads() == 1
 
 
 @contextmanager

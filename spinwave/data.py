@@ -60,11 +60,11 @@ def distort(images: Tensor, generator: torch.Generator) -> Tensor:
     by up to 0.15 and shifted by up to a fourteenth of its size, all drawn evenly.
 
     Arguments:
-        images: square images, ``(N, size * size)``.
+        images: square images, ``(N, size * size)``, floating point; 0 is the background.
         generator: of the random numbers, on the CPU; the same numbers whatever the device.
 
     Raises:
-        ValueError: images that are not square.
+        ValueError: images that are not square, not floating point or none.
     """
     pictures = _pictures("distort", images)
     angle, scale, slant, right, down = (
@@ -83,17 +83,19 @@ def deskew(images: Tensor) -> Tensor:
     of mass comes to lie in the middle. Between pixels, bilinear.
 
     Arguments:
-        images: square images, ``(N, size * size)``.
+        images: square images, ``(N, size * size)``, floating point, grey values from 0, the background.
 
     Returns:
         The same shape. A picture without ink stays as it is.
 
     Raises:
-        ValueError: images that are not square.
+        ValueError: images that are not square, not floating point, none, or below 0.
 
     Source: LeCun, Bottou, Bengio, Haffner, Proc. IEEE 86, 2278 (1998), who deskew digits by their second moments.
     """
     pictures = _pictures("deskew", images)
+    if images.amin() < 0:
+        raise ValueError(f"deskew expects grey values from 0, the background, got {images.amin():g}")
     size = pictures.shape[-1]
     places = (torch.arange(size).to(images) + 0.5) * (2 / size) - 1  # of pixels, in half a side
     upright = []
@@ -105,7 +107,7 @@ def deskew(images: Tensor) -> Tensor:
         across, along = places - right[:, None], places - down[:, None]
         covariance = torch.einsum("nyx,ny,nx->n", shares, along, across)
         variance = (rows * along.square()).sum(1)
-        slant = covariance / variance.where(variance > 0, 1.0)
+        slant = covariance / variance.where(variance > 1e-6, math.inf)  # a single row of ink has but rounding errors
         one, zero = torch.ones_like(slant), torch.zeros_like(slant)
         upright.append(_moved(part, [one, slant, right, zero, one, down]))
     return torch.cat(upright).view_as(images)
@@ -113,10 +115,13 @@ def deskew(images: Tensor) -> Tensor:
 
 def _pictures(name: str, images: Tensor) -> Tensor:
     """Images as ``(N, 1, size, size)``, for the function of that name."""
-    size = math.isqrt(images.shape[1])
-    if size**2 != images.shape[1]:
-        raise ValueError(f"{name} expects square images, (N, size * size), got shape {tuple(images.shape)}")
-    return images.view(-1, 1, size, size)
+    size = math.isqrt(images.shape[1]) if images.dim() == 2 else 0
+    if size**2 != images.shape[-1] or not images.is_floating_point() or not images.numel():
+        raise ValueError(
+            f"{name} expects square images, floating point of shape (N, size * size) with N >= 1, "
+            f"got {images.dtype} of shape {tuple(images.shape)}"
+        )
+    return images.reshape(-1, 1, size, size)
 
 
 def _moved(pictures: Tensor, rows: list[Tensor]) -> Tensor:

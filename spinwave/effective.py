@@ -41,8 +41,8 @@ MODELS = ("continuum", "discretized")
 # The distance that the question's grid keeps from the ends of the ensemble, and its least z - z'.
 GRID_EDGE = 1e-10
 
-# Where the weights cannot be looked at, the tables serve couplings up to |a| = 5.
-_UNSEEN_SQUARED_COUPLING = 25.0
+# Where the weights cannot be looked at, the tables serve couplings up to |a| = 5, rounded.
+_UNSEEN_SQUARED_COUPLING = 25.0 * (1 + 1e-6)
 
 # Largest sum of squares for which F is summed as a series: beyond, it is long.
 _SERIES_REACH = 4096.0
@@ -95,7 +95,7 @@ def effective_weights(
     Source: the formulas of :mod:`spinwave.effective`.
     """
     check_amplitudes("w", w)
-    check_model(model)
+    check_physics(parameters, model)
     return compute(w, SpinWaveParameters() if parameters is None else parameters, model, look=True)
 
 
@@ -148,8 +148,10 @@ def check_amplitudes(name: str, amplitudes: Tensor) -> None:
         )
 
 
-def check_model(model: str) -> None:
-    """Raise a ValueError unless ``model`` is one of ``MODELS``."""
+def check_physics(parameters: SpinWaveParameters | None, model: str) -> None:
+    """Raise a ValueError unless these are parameters, or None, and one of ``MODELS``."""
+    if parameters is not None and not isinstance(parameters, SpinWaveParameters):
+        raise ValueError(f"parameters must be SpinWaveParameters, got {parameters!r}")
     if model not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
 
@@ -160,6 +162,8 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     ``look=False`` reads no value of ``w`` back from its device: nothing synchronises, NaN passes through, and the
     tables are made for ``|a| <= 5``.
     """
+    if gain is not None and gain.requires_grad:
+        return (gain * compute(w, parameters, model, look)).to(w.dtype)
     kind = w.device.type
     h: Tensor
     # vmap and grad inside torch.compile need the formula
@@ -207,8 +211,8 @@ def project(
     dtype = x.dtype
     if dtype is not torch.float32 and dtype is not torch.float64:
         return None
-    for w in weights:
-        if not is_plain(w) or not w.is_cpu or w.dtype is not dtype:
+    for w, gain in zip(weights, gains, strict=True):
+        if not is_plain(w) or not w.is_cpu or w.dtype is not dtype or gain.requires_grad:
             return None
     try:
         y: Tensor = _Project.apply(x, physics, [gain.item() for gain in gains], *weights)
@@ -270,7 +274,7 @@ def _near_zero(parameters: SpinWaveParameters, modes: int, dtype: torch.dtype) -
     I to second order; what the orders left out add is bounded by the derivatives of F, none above F(0), and the cosine.
     """
     coupling, phase, readout = parameters.mode_coupling(modes), parameters.stark_phase, parameters.readout_coupling
-    zero = torch.zeros(1, dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.float64, device="cpu")
     value, first, second = ((-1) ** n * _difference(n, zero, readout).item() for n in range(3))
     spread = second / 6 - value * phase**2 / 6
     six = np.array(  # of 1, A, A^2, A b, b, b^2
@@ -304,9 +308,9 @@ class _Closed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (w,) = ctx.saved_tensors  # asked for in any case: PyTorch then refuses weights that were changed since
         if _is_final(grad):
             return _pull_back(grad.clone(memory_format=torch.contiguous_format), ctx.series), None, None
-        (w,) = ctx.saved_tensors
         with torch.enable_grad():
             h = _formula(w, ctx.parameters, ctx.gain, ctx.total)
         return torch.autograd.grad(h, w, grad, create_graph=True)[0], None, None
@@ -439,7 +443,8 @@ def _closed_form(w: Tensor, gain: Tensor | None, *physics: float) -> tuple[Tenso
 def _closed_form_backward(grad: Tensor, w: Tensor, total: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
     parameters, reach = _physics(*physics), total.item()
     if reach == math.inf:  # autograd may be off inside an operator, torch.func is not
-        return torch.func.grad(lambda w: (grad * compute(w, parameters, "continuum", True, gain)).sum())(w)  # type: ignore
+        of_w: Tensor = torch.func.grad(lambda w: (grad * compute(w, parameters, "continuum", True, gain)).sum())(w)
+        return of_w.contiguous()
     rows = w.contiguous().numpy(force=True)
     scale, limit, series = _near_zero(parameters, w.shape[1], w.dtype)
     if reach > limit:
@@ -476,7 +481,8 @@ def _long_series(
     exponent_total: int, exponent_b: int, coupling: float, readout: float, phase: float, tolerance: float
 ) -> Series:
     """``I(A, b) = int_0^1 F(A + b u) cos(..) du`` for couplings up to powers of two, in units of w^2."""
-    table = _integral_table(exponent_total, exponent_b, readout, phase, tolerance)  # (3, terms in b, terms in A)
+    with torch.device("cpu"):
+        table = _integral_table(exponent_total, exponent_b, readout, phase, tolerance)  # (3, terms in b, terms in A)
     counted = (table.abs() > tolerance / 10 * table.abs().amax((1, 2), keepdim=True)).flip(2).cumsum(2).flip(2) > 0
     table = F.pad(table * counted, (0, -table.shape[2] % 4))  # zeros end a sum
     table[1] *= coupling**2
@@ -564,7 +570,7 @@ def _difference_series(exponent: int, readout: float, tolerance: float) -> tuple
 
     With r half the length, the k-th term is at most ``r^k C_k(r) / k!``, and ``|C_k(r)| <= min(1/k!, r^(-k/2))``.
     """
-    centre = torch.tensor([2.0 ** (exponent - 1)], dtype=torch.float64)
+    centre = torch.tensor([2.0 ** (exponent - 1)], dtype=torch.float64, device="cpu")
     log_radius = (exponent - 1) * math.log(2)
     coefficients: list[float] = []
     log_size = 0.0
@@ -686,7 +692,8 @@ def _grid_tables(
     the squares of a neuron are known to sum up to 2^exponent_total at most, these are coordinates in the few
     dimensions that the row then visits; otherwise, size is the number of grid points.
     """
-    with torch.inference_mode(False):  # kept for later calls, which may record gradients
+    # kept for later calls, which may record gradients and have another default device
+    with torch.inference_mode(False), torch.device("cpu"):
         tolerance = _tolerance(dtype)
         row, partial, read_in = _make_grid_tables(exponent, points, readout, steepness, phase, tolerance)
         if exponent_total is not None and exponent_total <= _MOST_REDUCED:

@@ -5,6 +5,7 @@ The step of a small network spends most of its time on starting operators. E net
 (``torch.bmm``), and the gradient of the summed losses is every network's own, for no network enters another's loss.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,8 +23,8 @@ from .training import (
     Diverged,
     _check_labels,
     _metrics,
-    check_data,
     check_recipe,
+    check_split,
     choose_device,
     environment,
     evaluate,
@@ -87,8 +88,7 @@ def fit_ensemble(
         )
     for seed, rate in zip(seeds, rates, strict=True):
         check_recipe(epochs, batch_size, rate, seed)
-    check_data("train", *train)
-    check_data("test", *test)
+    check_split(train, test)
     device = choose_device(device)
     images, labels = (tensor.to(device) for tensor in train)
     test = (test[0].to(device), test[1].to(device))
@@ -141,7 +141,12 @@ def fit_ensemble(
                 with torch.no_grad():
                     parts = [forward(part.expand(count, -1, -1)) for part in test[0].split(2048)]
             except ValueError as error:
-                raise Diverged(f"training diverged in epoch {epoch + 1}: {error}; try smaller learning rates") from None
+                reach = torch.stack([w.detach().flatten(1).abs().amax(1) for w in weights]).amax(0)  # (E,)
+                worst = seeds[int(reach.nan_to_num(math.inf).argmax())]
+                raise Diverged(
+                    f"training diverged in epoch {epoch + 1}: {error}; the weights of seed {worst} are the largest, "
+                    "try a smaller learning rate"
+                ) from None
             logits = torch.cat(parts, 1)  # (E, N, classes)
             test_losses = _losses(logits, test[1].expand(count, -1))
             finite = (total + test_losses).isfinite().tolist()

@@ -1,5 +1,6 @@
 """Layers of spin-wave neurons: ordinary linear layers whose matrix is a function of their weights."""
 
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from .effective import check_model, compute, is_plain, project
+from .effective import check_physics, compute, is_plain, project
 from .parameters import SpinWaveParameters
 
 # Hooks that watch every module there is.
@@ -66,7 +67,7 @@ class SpinWaveLinear(nn.Module):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {size!r}")
-        check_model(model)
+        check_physics(parameters, model)
         self.in_features = in_features
         self.out_features = out_features
         self.physics = SpinWaveParameters() if parameters is None else parameters
@@ -84,8 +85,12 @@ class SpinWaveLinear(nn.Module):
         self.weight.normal_()
         if self.bias is not None:
             self.bias.zero_()
-        h = compute(self.weight, self.physics, self.model, look=True)
-        self.gain.copy_(h.square().sum(-1).mean().rsqrt())
+        weight = self.weight if self.weight.element_size() > 2 else self.weight.float()
+        h = compute(weight, self.physics, self.model, look=True)
+        largest = h.abs().amax()  # squares of weak couplings underflow
+        self.gain.copy_((h / largest).square().sum(-1).mean().rsqrt() / largest)
+        if not self.gain.is_meta and not self.gain.isfinite():
+            raise ValueError(f"outputs this weak need a gain that {self.gain.dtype} does not hold: {self.physics}")
 
     def effective_weight(self) -> Tensor:
         """The matrix of the layer, gain included: ``(out_features, in_features)``, differentiable.
@@ -100,16 +105,17 @@ class SpinWaveLinear(nn.Module):
             # A module looks for its attributes longer than all the rest of this takes.
             weight, gain = self._parameters.get("weight"), self._buffers.get("gain")
             kept_weight, kept_gain, state, h = self._kept
-            if weight is kept_weight and gain is kept_gain and state == self._state(kept_weight, kept_gain):
+            if weight is kept_weight and gain is kept_gain and state == self._state(kept_weight, kept_gain, h):
                 return h
         weight, gain = self.weight, self.gain
         h = compute(weight, self.physics, self.model, weight.device.type == "cpu", gain)
-        if not recorded and is_plain(weight) and not weight.is_inference():
-            self._kept = weight, gain, self._state(weight, gain), h
+        if not recorded and is_plain(weight) and not weight.is_inference() and not h.is_inference():
+            self._kept = weight, gain, self._state(weight, gain, h), h
         return h
 
-    def _state(self, weight: Tensor, gain: Tensor) -> tuple[object, ...]:
-        return weight._version, weight.data_ptr(), gain._version, gain.data_ptr(), self.physics, self.model
+    def _state(self, weight: Tensor, gain: Tensor, h: Tensor) -> tuple[object, ...]:
+        places = weight.data_ptr(), gain.data_ptr()
+        return *places, weight._version, gain._version, h._version, self.physics, self.model
 
     def train(self, mode: bool = True) -> "SpinWaveLinear":
         """As :meth:`torch.nn.Module.train`; the matrix kept for evaluation is worked out anew."""
@@ -118,7 +124,13 @@ class SpinWaveLinear(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:
-        """An ordinary linear layer with the same outputs: the physics of the present weights, worked out and fixed."""
+        """An ordinary linear layer with the same outputs: the physics of the present weights, worked out and fixed.
+
+        Raises:
+            ValueError: a subclass has a ``forward`` of its own.
+        """
+        if type(self).forward is not SpinWaveLinear.forward:
+            raise ValueError(f"only the forward of SpinWaveLinear can be folded, got that of {type(self).__name__}")
         weight = self.effective_weight()
         linear: nn.Linear = nn.utils.skip_init(
             nn.Linear,
@@ -227,10 +239,12 @@ class SpinWaveMLP(nn.Module):
     def fold(self) -> nn.Sequential:
         """The same network in ordinary linear layers, for use where this package is not: equal outputs, no physics.
 
+        Other layers that were put into ``layers`` are copied.
+
         Export this one: a program that torch.export makes of the network itself calls an operator of this package.
         """
         return nn.Sequential(
-            *(layer.fold() if isinstance(layer, SpinWaveLinear) else nn.ReLU() for layer in self.layers)
+            *(layer.fold() if isinstance(layer, SpinWaveLinear) else copy.deepcopy(layer) for layer in self.layers)
         )
 
     @torch.no_grad()
@@ -243,14 +257,19 @@ class SpinWaveMLP(nn.Module):
             x: a sample of inputs, ``(samples, sizes[0])``.
 
         Raises:
-            ValueError: a layer puts out nothing but zeros (or not a number) on the sample.
+            ValueError: a layer puts out nothing but zeros (or not a number) on the sample, or has a bias. No gain is
+                changed then.
         """
+        scales = {}
         for layer in self.layers:
             y = layer(x)
             if isinstance(layer, SpinWaveLinear):
-                scale = y.square().mean().rsqrt()
-                if not scale.isfinite():
+                if layer.bias is not None:
+                    raise ValueError("a layer with a bias cannot be calibrated: its gain scales a part of the output")
+                scales[layer] = y.square().mean().rsqrt()
+                if not scales[layer].isfinite():
                     raise ValueError("the sample must excite every layer, got outputs that are all zero or not finite")
-                layer.gain *= scale
-                y = y * scale  # the layers have no bias
+                y = y * scales[layer]
             x = y
+        for layer, scale in scales.items():
+            layer.gain *= scale

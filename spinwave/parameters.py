@@ -24,7 +24,9 @@ class SpinWaveParameters:
         optical_depth: optical depth of the ensemble, dimensionless, > 0.
 
     The defaults are those of the question. ``points`` and ``steepness`` exist only in the discretized model;
-    the continuum model is the limit of many points and a sharp step.
+    the continuum model is the limit of many points and a sharp step. No value is learned: for a coupling that is,
+    scale the weights, since only their product enters. Positive values are served from 1e-100 to 1e100, detunings up to
+    1e60 times the optical depth.
 
     Raises:
         ValueError: a value outside its range; the message names the field, the range and the value.
@@ -43,11 +45,13 @@ class SpinWaveParameters:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool):
+            if isinstance(value, bool | str | bytes):
                 raise ValueError(f"{field.name} must be a number, got {value!r}")
+            if getattr(value, "requires_grad", False):
+                raise ValueError(f"{field.name} cannot be learned: scale the weights instead, got {value!r}")
             try:
                 value = operator.index(value) if field.name == "points" else float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError, RuntimeError):
                 kind = "an integer" if field.name == "points" else "a number"
                 raise ValueError(f"{field.name} must be {kind}, got {value!r}") from None
             object.__setattr__(self, field.name, value)
@@ -56,10 +60,14 @@ class SpinWaveParameters:
         for name in ("coupling_total", "readout_coupling", "optical_depth"):
             if not (0 < getattr(self, name) < math.inf):
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+            if not 1e-100 <= getattr(self, name) <= 1e100:
+                raise ValueError(f"{name} must be from 1e-100 to 1e100, got {getattr(self, name)}")
         if not self.steepness > 0:
             raise ValueError(f"steepness must be positive, got {self.steepness}")
         if not math.isfinite(self.detuning):
             raise ValueError(f"detuning must be finite, got {self.detuning}")
+        if not abs(self.stark_phase) <= 1e60:
+            raise ValueError(f"detuning over optical_depth must be at most 1e60, got {self.stark_phase}")
         # kept, for every layer looks up its coefficients by its physics in every step
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(self))))
 

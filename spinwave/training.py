@@ -29,7 +29,7 @@ except ImportError:  # Windows has none; there nothing keeps two trainings out o
     fcntl = None  # type: ignore[assignment]
 
 from .data import distort
-from .layers import SpinWaveMLP
+from .layers import SpinWaveLinear, SpinWaveMLP
 from .parameters import SpinWaveParameters
 
 History = list[dict[str, float]]  # one entry an epoch
@@ -73,7 +73,8 @@ def fit(
     raised in every process. One that waits for a process that has died gets PyTorch's RuntimeError.
 
     Arguments:
-        model: the network, trained in place; ``(batch, features)`` to logits ``(batch, classes)``.
+        model: the network, put into training mode and trained in place; ``(batch, features)`` to logits
+            ``(batch, classes)``.
         train: images ``(N, features)`` and labels ``(N,)`` int64.
         test: the same, evaluated after every epoch. Nothing is chosen by it.
         epochs: passes over the training images, an integer >= 1.
@@ -112,17 +113,18 @@ def fit(
         raise ValueError(f"batch_size must be at least the number of processes, {processes}, got {batch_size}")
     if out is not None and not isinstance(model, SpinWaveMLP):
         raise ValueError(f"a run with out must train a SpinWaveMLP, got {type(model).__name__}")
+    if isinstance(model, SpinWaveMLP) and out is not None and not _is_as_built(model):
+        raise ValueError(
+            "a run with out must train a SpinWaveMLP as it was built: a checkpoint does not hold layers that were "
+            f"changed, tied or replaced, got {model}"
+        )
     if resume and out is None:
         raise ValueError("resume needs out, the folder of the run")
-    check_data("train", *train)
-    check_data("test", *test)
-    if train[0].shape[1] != test[0].shape[1]:
-        raise ValueError(
-            f"train and test images must have the same number of features, "
-            f"got shapes {tuple(train[0].shape)} and {tuple(test[0].shape)}"
-        )
+    check_split(train, test)
     if augment:
         distort(train[0][:1], torch.Generator())  # refuses images that are not square, before the first step
+        if train[0].amin() < 0:
+            raise ValueError(f"augment expects grey values from 0, the background, got {train[0].amin():g}")
     device = choose_device(device)
     settings = {
         **(notes or {}),
@@ -141,7 +143,7 @@ def fit(
     except TypeError as error:
         raise ValueError(f"notes must be a dict that JSON can hold, got {notes!r} ({error})") from None
 
-    model.to(device)
+    model.to(device).train()
     images, labels = (tensor.to(device) for tensor in train)
     test = (test[0].to(device), test[1].to(device))
     if not (images.isfinite().all() and test[0].isfinite().all()):
@@ -353,6 +355,17 @@ def check_data(name: str, images: Tensor, labels: Tensor) -> None:
         )
 
 
+def check_split(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> None:
+    """Raise a ValueError unless both are images and labels, see :func:`check_data`, and the images are of one kind."""
+    check_data("train", *train)
+    check_data("test", *test)
+    if train[0].shape[1] != test[0].shape[1] or train[0].dtype != test[0].dtype:
+        raise ValueError(
+            f"train and test images must have the same number of features and the same dtype, got shapes "
+            f"{tuple(train[0].shape)} and {tuple(test[0].shape)}, {train[0].dtype} and {test[0].dtype}"
+        )
+
+
 def _check_labels(name: str, labels: Tensor, classes: int) -> None:
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= classes:
@@ -398,6 +411,20 @@ def open_folder(out: str | os.PathLike[str], resume: bool) -> Iterator[Path]:
         yield folder
 
 
+def _is_as_built(model: SpinWaveMLP) -> bool:
+    """Whether sizes, physics and weights of a network say all that it is."""
+    parts = list(model.layers)
+    for k, part in enumerate(parts):
+        if type(part) is not (nn.ReLU if k % 2 else SpinWaveLinear):
+            return False
+        if isinstance(part, SpinWaveLinear) and (
+            part.bias is not None or (part.physics, part.model) != (model.physics, model.model)
+        ):
+            return False
+    layers = len(model.sizes) - 1
+    return type(model) is SpinWaveMLP and len(parts) == 2 * layers - 1 and len(set(model.parameters())) == layers
+
+
 def save_checkpoint(
     folder: Path, model: SpinWaveMLP, optimizer: torch.optim.Optimizer, settings: dict[str, Any], history: History
 ) -> None:
@@ -438,6 +465,8 @@ def load_checkpoint(run: str | os.PathLike[str]) -> tuple[SpinWaveMLP, dict[str,
             raise ValueError("the content does not match its checksum")
         described = json.loads(header["spinwave"])
         settings, physics = described["settings"], SpinWaveParameters(**described["parameters"])
+        if not isinstance(described["history"], list):
+            raise ValueError("the history is not a list")
         with torch.random.fork_rng(devices=[]):  # loading draws no numbers from the caller's generator
             dtype = tensors["model.layers.0.weight"].dtype
             model = SpinWaveMLP(settings["sizes"], physics, settings["model"], dtype=dtype)
@@ -465,6 +494,16 @@ def _restore(
             f"the run in {folder} cannot be resumed with other settings: "
             + "; ".join(f"{key} expected {found.get(key)}, got {wanted.get(key)}" for key in differing)
         )
+    dtypes = [network.layers[0].weight.dtype for network in (saved, model)]
+    if dtypes[0] != dtypes[1]:
+        raise ValueError(f"the run in {folder} cannot be resumed in another dtype: has {dtypes[0]}, got {dtypes[1]}")
+    shapes = {
+        f"optimizer.{index}.{name}": parameter.shape if name != "step" else torch.Size()
+        for index, parameter in enumerate(model.parameters())
+        for name in ("step", "exp_avg", "exp_avg_sq")
+    }
+    if {name: tensor.shape for name, tensor in tensors.items()} != shapes:  # a fused Adam would not look
+        raise ValueError(f"the checkpoint in {folder} does not hold the optimiser of this network")
     model.load_state_dict(saved.state_dict())
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -496,7 +535,8 @@ def _write(file: Path, content: bytes) -> None:
     except OSError as error:
         raise OSError(f"{file} could not be written, what was there is kept: {error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
 
 
 def _reason(error: Exception) -> str:

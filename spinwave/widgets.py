@@ -30,7 +30,7 @@ import traitlets
 from torch import Tensor
 
 from .data import load_mnist
-from .effective import MODELS, check_model, effective_weights, grid
+from .effective import MODELS, check_physics, effective_weights, grid
 from .ladder import partial_readout, read_in
 from .layers import SpinWaveLinear, SpinWaveMLP
 from .parameters import SpinWaveParameters
@@ -53,6 +53,8 @@ FIELDS: list[dict[str, Any]] = [
 ]
 # The largest |a| of a mode inside the limits.
 LARGEST_COUPLING = 5.0
+# The ends of the slider and of the figure of one weight.
+LARGEST_WEIGHT = 3.0
 _GRID_ONLY = ("points", "steepness")
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
@@ -82,7 +84,7 @@ class Explorer(anywidget.AnyWidget):
         """The explorer for the static page: a place for it and a script that draws it there."""
         own = set(self.trait_names(sync=True)) - set(anywidget.AnyWidget.class_trait_names())
         state = {name: getattr(self, name) for name in sorted(own) if not name.startswith("_")}
-        text = json.dumps(state).replace("</", r"<\/")  # nothing in it may end the script
+        text = json.dumps(state).replace("<", r"\u003c")  # nothing in it may end the script or begin a comment
         place = f"spinwave-explorer-{next(_numbers)}"
         return f"""<div id="{place}">This interactive figure needs scripts, and the page served over HTTP.</div>
 <script type="module">
@@ -94,6 +96,13 @@ explorer.default.render({{
   el: document.getElementById("{place}"),
 }});
 </script>"""
+
+    @traitlets.validate(*(field["name"] for field in FIELDS))
+    def _check_field(self, proposal: Any) -> Any:
+        # Values that leave the limits are for the page to cut; these it cannot.
+        if not math.isfinite(proposal.value):
+            raise ValueError(f"{proposal.trait.name} must be finite, got {proposal.value}")
+        return proposal.value
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         return _with_html(super()._repr_mimebundle_(**kwargs), self.html())
@@ -112,11 +121,12 @@ class SpinWaveExplorer(Explorer):
         parameters: where the sliders start; the question's by default.
         modes: number of modes at the start, an integer >= 1.
         x: probe amplitudes, ``(most modes,)``; thirty random ones in [0, 1] by default.
-        w: control amplitudes, as many; random ones by default.
+        w: control amplitudes, as many, from -3 to 3; random ones by default.
         model: ``"continuum"`` or ``"discretized"``, the model drawn with full lines.
 
     Raises:
-        ValueError: unknown model, amplitudes that do not match or are not finite, a number of modes out of range.
+        ValueError: unknown model, amplitudes that do not match or are not finite, real and in their range, a number of
+            modes out of range; also when such values are assigned later.
     """
 
     _module = "spin_wave.js"
@@ -142,12 +152,21 @@ class SpinWaveExplorer(Explorer):
         w: Tensor | Sequence[float] | None = None,
         model: str = "continuum",
     ) -> None:
-        check_model(model)
+        check_physics(parameters, model)
         probe, control = _amplitudes(x, w)
         _check_modes(modes, len(probe))
         super().__init__(
             modes=modes, x=probe.tolist(), w=control.tolist(), model=model, **_values(parameters)
         )
+
+    @traitlets.validate("x", "w", "modes", "model")
+    def _check_values(self, proposal: Any) -> Any:
+        values = {name: getattr(self, name) for name in ("x", "w", "modes", "model")}
+        values[proposal.trait.name] = proposal.value
+        check_physics(None, values["model"])
+        _amplitudes(values["x"], values["w"])
+        _check_modes(values["modes"], len(values["w"]))
+        return proposal.value
 
 
 class DigitExplorer(Explorer):
@@ -199,6 +218,19 @@ class DigitExplorer(Explorer):
             raise ValueError("images must be grey values from 0 to 1")
         if not (labels.min() >= 0 and labels.max() < classes):
             raise ValueError(f"labels must be from 0 to {classes - 1}, one for each output")
+        with torch.no_grad():
+            given = images.to(layers[0].weight)
+            expected = network(given)
+            same = all(before.out_features == after.in_features for before, after in itertools.pairwise(layers))
+            if same:
+                found = layers[0](given)
+                for layer in layers[1:]:
+                    found = layer(found.relu())
+                same = found.shape == expected.shape and bool(  # and NaN is not the same
+                    (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+                )
+        if not same:
+            raise ValueError(f"network must be spin-wave layers with ReLU between them, got\n{network}")
         grey = (255 * images).round().byte().cpu().numpy().tobytes()
         physics = {name: value for name, value in _values(layers[0].physics).items() if name not in _GRID_ONLY}
         super().__init__(
@@ -226,12 +258,13 @@ class LadderExplorer(Explorer):
         rows: measurements, one dict each. ``rung`` is its name and ``seconds_per_digit`` the time; ``task``,
             ``network`` and ``device``, where given, tell apart what may be compared. Everything in a row is shown as
             its evidence.
-        digits: digits in one epoch at the start, 1 to 60 000.
-        epochs: epochs at the start, 1 to 100.
+        digits: digits in one epoch at the start, an integer from 1 to 60 000.
+        epochs: epochs at the start, an integer from 1 to 100.
         rung: the rung chosen at the start; the first row's by default.
 
     Raises:
-        ValueError: no rows, a row without a name or a positive time, a rung that no row has.
+        ValueError: no rows, a row without a name or a positive time, with a value that JSON cannot say, or with the
+            name of another that it may be compared with; a rung that no row has; digits or epochs out of range.
     """
 
     _module = "ladder.js"
@@ -247,10 +280,24 @@ class LadderExplorer(Explorer):
         rows = list(rows)
         if not rows:
             raise ValueError("rows must hold at least one measurement, got none")
+        seen: set[str] = set()
         for row in rows:
+            if not isinstance(row, dict):
+                raise ValueError(f"a row must be a dict, got {row!r}")
             name, seconds = row.get("rung"), row.get("seconds_per_digit")
             if not (isinstance(name, str) and isinstance(seconds, int | float) and 0 < seconds < math.inf):
                 raise ValueError(f"a row needs a rung (text) and seconds_per_digit (positive), got {row!r}")
+            try:
+                json.dumps(row)
+                key = json.dumps([name, *(row.get(part) or None for part in ("task", "network", "device"))])
+            except (TypeError, ValueError):
+                raise ValueError(f"a row must hold text, numbers and other values of JSON, got {row!r}") from None
+            if key in seen:  # the page could not choose it
+                raise ValueError(f"rows of one task, network and device must have different rungs, got {name!r} twice")
+            seen.add(key)
+        for what, value, most in (("digits", digits, 60_000), ("epochs", epochs, 100)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ValueError(f"{what} must be an integer from 1 to {most}, got {value!r}")
         rung = rows[0]["rung"] if rung is None else rung
         if rung not in {row["rung"] for row in rows}:
             raise ValueError(f"rung must be one of the rows', got {rung!r}")
@@ -321,21 +368,26 @@ def explore_training(
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            network = SpinWaveMLP(parameters=_parameters(sliders), model=model.value).double()
+            trained = SpinWaveMLP(parameters=_parameters(sliders), model=model.value).double()
         metrics = fit(
-            network,
+            trained,
             train,
             (test[0].double(), test[1]),
             epochs=passes.value,
             learning_rate=rate.value,
             progress=False,
         )
+        network = trained  # weights of a training that diverged are not for the page
         name = f"{metrics['test_accuracy']:.2%} of the test digits right after {metrics['seconds']:.1f} s"
         return learning_curves({name: metrics["history"]})
 
-    def page() -> Explorer:
-        assert network is not None  # the panel draws as soon as it is made
-        return DigitExplorer(network, *first)
+    def page() -> Explorer | None:
+        if network is None:
+            return None
+        # The page computes the closed form alone, and so takes what was trained on the grid as its weights.
+        closed = SpinWaveMLP(parameters=network.physics).double()
+        closed.load_state_dict(network.state_dict())
+        return DigitExplorer(closed, *first)
 
     return _Panel([*sliders.values(), rate, passes, model], note, draw, page, wait=0.5)
 
@@ -348,7 +400,7 @@ class _Panel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
         controls: list[Any],
         note: ipywidgets.HTML,
         draw: Callable[[], Any],
-        page: Callable[[], Explorer],
+        page: Callable[[], Explorer | None],
         wait: float = 0.15,
     ) -> None:
         self._draw, self._page, self._wait = draw, page, wait
@@ -382,7 +434,8 @@ class _Panel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
         self._message.value = ""
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return _with_html(super()._repr_mimebundle_(**kwargs), self._page().html())
+        data, page = super()._repr_mimebundle_(**kwargs), self._page()
+        return data if page is None else _with_html(data, page.html())
 
 
 _STYLE: dict[str, Any] = {
@@ -485,20 +538,27 @@ def _values(parameters: SpinWaveParameters | None) -> dict[str, Any]:
 
 def _amplitudes(x: Any, w: Any) -> tuple[Tensor, Tensor]:
     """Probe and control amplitudes in float64, thirty random ones where none are given."""
+    given = {name: value for name, value in (("x", x), ("w", w)) if value is not None}
+    for name, value in given.items():
+        try:
+            if torch.as_tensor(value).is_complex():
+                raise TypeError
+            given[name] = torch.as_tensor(value, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise ValueError(f"{name} must be a sequence of real numbers, got {value!r}") from None
     generator = torch.Generator().manual_seed(5)
-    length = next((len(given) for given in (x, w) if given is not None), 30)
+    length = next((value.numel() for value in given.values()), 30)
     random = torch.rand(length, generator=generator, dtype=torch.float64).round(decimals=2)
     normal = torch.randn(length, generator=generator, dtype=torch.float64).clamp(-2, 2).round(decimals=2)
-    probe, control = (
-        torch.as_tensor(default if given is None else given, dtype=torch.float64)
-        for given, default in ((x, random), (w, normal))
-    )
+    probe, control = given.get("x", random), given.get("w", normal)
     if probe.dim() != 1 or probe.shape != control.shape or len(probe) == 0:
         raise ValueError(
             f"x and w must have the same shape (modes,), got {tuple(probe.shape)} and {tuple(control.shape)}"
         )
     if not (probe.isfinite().all() and control.isfinite().all()):
         raise ValueError("x and w must be finite, got NaN or infinity")
+    if control.abs().max() > LARGEST_WEIGHT:
+        raise ValueError(f"w must be from -{LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}, got {control.tolist()}")
     return probe, control
 
 

@@ -78,6 +78,15 @@ def test_vmap_and_compile_agree_with_the_plain_call():
 
 
 @pytest.mark.slow
+def test_a_small_negative_argument_has_its_value_whatever_stands_beside_it():
+    alone, beside = clifford(0, torch.tensor([-5.0])), clifford(0, torch.tensor([-5.0, 15.0]))[:1]
+    expected = torch.special.i0(torch.tensor([2 * 5**0.5]))  # C_0(-c) = I_0(2 sqrt(c))
+    assert torch.allclose(alone, expected)
+    assert torch.allclose(beside, expected)
+    with pytest.raises(ValueError, match="c must be at least -16, got -17"):
+        clifford(0, torch.tensor([-17.0, 20.0]))
+
+
 def test_compiles_without_graph_breaks(compile_whole):
     c = torch.linspace(0, 100, 30, dtype=torch.float64, requires_grad=True)
     value = compile_whole(lambda c: clifford(0, 2 * c).sum())(c)

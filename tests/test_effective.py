@@ -238,12 +238,14 @@ def test_autocast_does_not_degrade_h(model):
     assert torch.equal(h, effective_weights(w, physics, model))
 
 
-@pytest.mark.parametrize("switch", [1e-3, 64.0, 256.0])
+@pytest.mark.parametrize("switch", ["short series", 64.0, 256.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_continuous_across_a_change_of_evaluation(switch, dtype):
     """The sum of squares decides how F is evaluated; one ulp of coupling must not show."""
-    w = torch.full((16,), math.sqrt(switch / 16), dtype=torch.float64)
     physics = SpinWaveParameters(coupling_total=16)  # a = w
+    if switch == "short series":
+        _, switch, _ = effective._near_zero(physics, 16, dtype)
+    w = torch.full((16,), math.sqrt(switch / 16), dtype=torch.float64)
     shift, limit = (1e-7, 1e-5) if dtype == torch.float32 else (1e-11, 1e-9)
     below, above = (effective_weights((w * (1 + s * shift)).to(dtype), physics) for s in (-1, 1))
     assert (below - above).abs().max() < limit * above.abs().max()
@@ -389,7 +391,45 @@ def test_operators_for_the_compiler(coupling_total, gain):
     assert (of_w - as_expected).abs().max() <= 1e-12 * as_expected.abs().max()
 
 
+@pytest.mark.slow
+def test_compiled_gradient_of_strong_couplings_in_another_layout(compile_whole):
+    w, v = random(3, 5).requires_grad_(), random(5, 3, seed=1)
+
+    def loss(w):
+        return (effective_weights(w, SpinWaveParameters(coupling_total=60.0)).t().contiguous() * v).sin().sum()
+
+    gradients = [torch.autograd.grad(f(w), w)[0] for f in (compile_whole(loss), loss)]
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-11
+
+
+def test_another_default_device_changes_nothing(model):
+    w, physics = random(3, 5), SpinWaveParameters(coupling_total=7.7, readout_coupling=3.3, points=12)
+    with torch.device("meta"):  # as a GPU would be
+        h = effective_weights(w, physics, model)
+    assert torch.equal(h, effective_weights(w, physics, model))
+
+
+def test_the_strongest_promised_coupling_is_served_unseen(model):
+    """In float32 it may come out a little above 5."""
+    w = torch.full((1, 3), 150.0)
+    assert vmap(lambda v: effective_weights(v, SpinWaveParameters(points=10), model))(w).isfinite().all()
+
+
+def test_one_thread_needs_no_others(monkeypatch):
+    """A forked process that asked OpenMP for a second thread would be ended by it."""
+    monkeypatch.setattr(compiled, "_threads", None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    w = random(300, 300).requires_grad_()
+    effective_weights(w).sum().backward()
+
+
 # ---- bad input
+
+
+@pytest.mark.parametrize("parameters", ["discretized", {"coupling_total": 1}])
+def test_other_parameters_are_named(parameters):
+    with pytest.raises(ValueError, match="parameters must be SpinWaveParameters, got"):
+        effective_weights(torch.ones(3), parameters)
 
 
 @pytest.mark.parametrize(

@@ -426,6 +426,52 @@ def test_values_outside_the_validated_range_are_cut_and_said_so(visit):
     expect(number).to_have_value("20000")
 
 
+def test_values_from_a_kernel_are_cut_and_said_so(visit):
+    explorer = SpinWaveExplorer(modes=2, x=[1, 1, 1], w=[0.5, 1, 2])
+    state = {name: getattr(explorer, name) for name in explorer.keys if not name.startswith("_")}
+    page = visit("empty.html")
+    page.evaluate(
+        """async (state) => {
+          const module = await import("/_static/spin_wave.js");
+          const {staticModel} = await import("/_static/ui.js");
+          window.model = staticModel(state);
+          module.default.render({model, el: document.body.appendChild(document.createElement("div"))});
+        }""",
+        json.loads(json.dumps(state, default=str)),
+    )
+    explorer = ready(page, "spin_wave")
+    notes = explorer.locator(".sw-slider .sw-note:visible")
+    for name, value, label, inside, note in (
+        ("coupling_total", 1e4, "Total coupling C", 100, "limited to 100: validated from 0.01 to 100"),
+        ("points", 400, "Grid points N", 120, "limited to 120: validated from 2 to 120"),
+        ("modes", 9, "Number of modes", 3, "limited to 3: validated from 1 to 3"),
+        ("mode", 9, "Mode looked at", 2, "limited to 2: validated from 1 to 2"),
+    ):
+        before = computed(explorer).text_content()
+        found = page.evaluate("([name, value]) => { model.set(name, value); return model.get(name) }", [name, value])
+        assert found == inside
+        expect(notes).to_have_text([note])
+        expect(explorer.get_by_label(f"{label}, value")).to_have_value(str(inside))
+        expect(computed(explorer)).not_to_have_text(before)
+        page.evaluate("([name, value]) => model.set(name, value)", [name, 1 if name == "mode" else 2])
+        expect(notes).to_have_count(0)
+
+
+def test_note_on_a_weight_goes_with_its_mode(visit):
+    explorer = ready(visit("spin_wave.html"), "spin_wave")
+    weight = explorer.get_by_label("Its weight w, value")
+    notes = explorer.locator(".sw-slider .sw-note:visible")
+    weight.fill("20")
+    weight.press("Enter")
+    expect(notes).to_have_text(["limited to 3: validated from −3 to 3"])
+    expect(weight).to_have_value("3")
+    mode = explorer.get_by_label("Mode looked at, value")
+    for number in ("2", "1"):
+        mode.fill(number)
+        mode.press("Enter")
+        expect(notes).to_have_count(0)
+
+
 def test_modes_are_stored_one_after_another(visit):
     page = visit("spin_wave.html")
     explorer = ready(page, "spin_wave")

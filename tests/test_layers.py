@@ -200,6 +200,57 @@ def test_evaluation_keeps_the_effective_weight_until_something_changes(model, mo
     layer(x).sum().backward()
 
 
+def test_the_kept_weight_is_neither_what_a_reader_made_of_it_nor_an_inference_tensor():
+    layer, x = SpinWaveLinear(5, 3), torch.randn(2, 5)
+    with torch.no_grad():
+        y = layer(x)
+        layer.effective_weight().mul_(2)
+        assert torch.equal(layer(x), y)
+    layer = SpinWaveLinear(5, 3)
+    with torch.inference_mode():
+        layer(x)
+    with torch.no_grad():
+        h = layer.effective_weight()
+    (x.clone().requires_grad_() @ h.T).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["layer", "network"])
+def test_a_gain_that_is_to_be_learned_gets_its_gradient(model, kind):
+    torch.manual_seed(0)
+    network = SpinWaveLinear(5, 3, PHYSICS, model) if kind == "layer" else SpinWaveMLP((5, 4, 3), PHYSICS, model)
+    first = network if kind == "layer" else network.layers[0]
+    first.gain.requires_grad_()
+    y = network(torch.randn(2, 5))
+    (of_gain,) = torch.autograd.grad(y.square().sum(), first.gain)
+    # ReLU passes a positive factor on, so the outputs are proportional to every gain
+    assert torch.allclose(of_gain, 2 * y.square().sum() / first.gain)
+
+
+def test_weights_changed_between_forward_and_backward_are_refused():
+    layer = SpinWaveLinear(5, 3, SpinWaveParameters(coupling_total=10.0), bias=True)
+    y = layer(torch.randn(4, 5))
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_new_layers_in_16_bits_put_out_unit_scale(dtype):
+    torch.manual_seed(0)
+    layer = SpinWaveLinear(400, 50, dtype=dtype)
+    assert layer(torch.randn(500, 400).to(dtype)).float().square().mean().sqrt().item() == pytest.approx(1, rel=0.05)
+
+
+def test_a_gain_that_its_dtype_does_not_hold_is_an_error():
+    physics = SpinWaveParameters(coupling_total=1e-20)
+    torch.manual_seed(0)
+    layer = SpinWaveLinear(100, 50, physics)
+    assert layer(torch.randn(500, 100)).square().mean().sqrt().item() == pytest.approx(1, rel=0.05)
+    with pytest.raises(ValueError, match=r"need a gain that torch.float16 does not hold"):
+        SpinWaveLinear(100, 50, physics, dtype=torch.float16)
+
+
 @pytest.mark.slow
 def test_network_compiles_without_graph_breaks(compile_whole):
     torch.manual_seed(0)
@@ -291,6 +342,18 @@ def test_folded_networks_are_ordinary_and_equal(model, dtype):
 
 
 @pytest.mark.slow
+def test_folding_copies_other_layers_and_refuses_another_forward():
+    network, x = SpinWaveMLP((6, 5, 4)), torch.randn(3, 6)
+    network.layers[1] = torch.nn.Tanh()
+    network.layers[2] = torch.nn.Linear(5, 4)
+    folded = network.fold()
+    assert torch.equal(folded(x), network(x))
+    assert folded[2] is not network.layers[2]
+    network.layers[2] = Doubled(5, 4)
+    with pytest.raises(ValueError, match="only the forward of SpinWaveLinear can be folded, got that of Doubled"):
+        network.fold()
+
+
 def test_folded_networks_export():
     network = SpinWaveMLP((6, 5, 3), PHYSICS)
     x = torch.randn(4, 6)

@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from spinwave import SpinWaveParameters
 
@@ -45,6 +46,13 @@ def test_a_sharp_step_is_allowed():
         ("points", 20.0, "points must be an integer, got 20.0"),
         ("points", True, "points must be a number, got True"),
         ("coupling_total", None, "coupling_total must be a number, got None"),
+        ("coupling_total", "0.1", "coupling_total must be a number, got '0.1'"),
+        ("coupling_total", 10**400, "coupling_total must be a number, got 1000"),
+        ("coupling_total", 1e-200, "coupling_total must be from 1e-100 to 1e100, got 1e-200"),
+        ("readout_coupling", 1e200, "readout_coupling must be from 1e-100 to 1e100"),
+        ("detuning", 1e90, "detuning over optical_depth must be at most 1e60, got 1e"),
+        ("coupling_total", torch.nn.Parameter(torch.ones(())), "cannot be learned: scale the weights"),
+        ("coupling_total", torch.ones((), device="meta"), "coupling_total must be a number"),
     ],
 )
 def test_values_outside_their_range_are_named(field, value, message):

@@ -15,6 +15,7 @@ from torch import nn
 
 from spinwave import (
     Diverged,
+    SpinWaveLinear,
     SpinWaveMLP,
     SpinWaveParameters,
     evaluate,
@@ -235,6 +236,60 @@ def test_distorting_needs_square_images_and_says_so_at_once(digits):
     cut = tuple((images[:, :99], labels) for images, labels in digits)
     with pytest.raises(ValueError, match="distort expects square images"):
         train(cut, SpinWaveMLP((99, 10)), augment=True)
+
+
+def test_augmenting_needs_grey_values_from_zero(digits):
+    below = tuple((images - 0.1, labels) for images, labels in digits)
+    with pytest.raises(ValueError, match="augment expects grey values from 0, the background, got -0.1"):
+        train(below, augment=True)
+
+
+def test_a_network_in_evaluation_mode_is_trained_in_training_mode(digits):
+    model = network().eval()
+    train(digits, model)
+    assert model.training
+
+
+def with_other_physics(model):
+    model.layers[2].physics = SpinWaveParameters(coupling_total=3.0)
+
+
+def with_another_activation(model):
+    model.layers[1] = nn.Tanh()
+
+
+def with_bias(model):
+    model.layers[2] = SpinWaveLinear(8, 10, bias=True)
+
+
+def with_a_tie(model):
+    model.layers[2].weight = model.layers[0].weight
+
+
+def with_weight_norm(model):
+    nn.utils.parametrizations.weight_norm(model.layers[0])
+
+
+@pytest.mark.parametrize("change", [with_other_physics, with_another_activation, with_bias, with_a_tie, with_weight_norm])
+def test_a_run_refuses_a_network_that_its_checkpoint_would_not_bring_back(change, digits, tmp_path):
+    model = SpinWaveMLP((100, 8, 10))
+    change(model)
+    with pytest.raises(ValueError, match="must train a SpinWaveMLP as it was built"):
+        train(digits, model, out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_is_not_resumed_in_another_dtype(digits, tmp_path):
+    train(digits, out=tmp_path, epochs=1)
+    double = tuple((images.double(), labels) for images, labels in digits)
+    with pytest.raises(ValueError, match="in another dtype: has torch.float32, got torch.float64"):
+        train(double, network().double(), out=tmp_path, epochs=1, resume=True)
+
+
+def test_train_and_test_images_of_two_dtypes_are_refused(digits):
+    (images, labels), test = digits
+    with pytest.raises(ValueError, match="the same dtype, got shapes .* torch.float64 and torch.float32"):
+        train(((images.double(), labels), test))
 
 
 def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from spinwave import SpinWaveLinear, SpinWaveMLP, SpinWaveParameters, load_mnist, widgets
+from spinwave.training import Diverged
 from spinwave.widgets import (
     DigitExplorer,
     LadderExplorer,
@@ -23,6 +24,18 @@ from spinwave.widgets import (
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ROWS = [{"rung": "looped", "seconds_per_digit": 42.0}, {"rung": "continuum", "seconds_per_digit": 2e-5}]
+
+
+class Halves(nn.Module):
+    def forward(self, x):
+        return x[..., ::2]
+
+
+class NotANumber(SpinWaveLinear):
+    """What a layer on a GPU makes of weights that are NaN."""
+
+    def forward(self, x):
+        return super().forward(x) * math.nan
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +76,9 @@ def test_two_displays_have_places_of_their_own(explorer):
 
 
 def test_text_cannot_end_the_script():
-    page = LadderExplorer([{**ROWS[0], "device": "</script><b>"}]).html()
-    assert page.count("</script>") == 1
+    page = LadderExplorer([{**ROWS[0], "device": "</script><b>", "network": "<!-- <script>"}]).html()
+    assert page.count("</script>") == page.count("<script") == 1
+    assert "<!--" not in page
 
 
 def test_digits_keep_pixels_weights_and_gains(digits):
@@ -93,11 +107,37 @@ def test_infinite_steepness_survives_json():
         ({"model": "exact"}, "model must be one of"),
         ({"x": [1.0], "w": [1.0, 2.0]}, r"the same shape \(modes,\), got \(1,\) and \(2,\)"),
         ({"x": [1.0, math.nan], "modes": 2}, "x and w must be finite"),
+        ({"w": [20, 1, 2], "modes": 3}, r"w must be from -3 to 3, got \[20.0, 1.0, 2.0\]"),
+        ({"w": torch.tensor([1j]), "modes": 1}, r"w must be a sequence of real numbers, got tensor\(\[0.\+1.j\]\)"),
+        ({"w": "abc", "modes": 3}, "w must be a sequence of real numbers, got 'abc'"),
+        ({"x": 5, "modes": 1}, r"the same shape \(modes,\), got \(\) and \(1,\)"),
     ],
 )
 def test_bad_neurons_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         SpinWaveExplorer(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("modes", 4, "modes must be an integer from 1 to 3, got 4"),
+        ("w", [1.0, 2.0, 20.0], "w must be from -3 to 3"),
+        ("x", [1.0], "the same shape"),
+        ("model", "exact", "model must be one of"),
+        ("detuning", math.nan, "detuning must be finite, got nan"),
+    ],
+)
+def test_bad_values_assigned_to_a_neuron_are_named(name, value, message):
+    explorer = SpinWaveExplorer(modes=3, w=[0.5, 1.0, 2.0])
+    before = getattr(explorer, name)
+    with pytest.raises(ValueError, match=message):
+        setattr(explorer, name, value)
+    assert getattr(explorer, name) == before
+
+
+def test_a_neuron_keeps_the_digits_of_its_weights():
+    assert SpinWaveExplorer(modes=2, w=[0.1, 1 / 3]).w == [0.1, 1 / 3]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +149,12 @@ def test_bad_neurons_are_named(arguments, message):
         (SpinWaveMLP((90, 10)), None, "square images, got 90 features"),
         (SpinWaveMLP((81, 10)), None, r"images must be \(N, 81\)"),
         (SpinWaveMLP((100, 5)), None, "labels must be from 0 to 4"),
+        (nn.Sequential(SpinWaveLinear(100, 20), nn.Tanh(), SpinWaveLinear(20, 10)), None, "with ReLU between"),
+        (nn.Sequential(SpinWaveLinear(100, 20), SpinWaveLinear(20, 10)), None, "with ReLU between"),
+        (nn.Sequential(SpinWaveLinear(100, 20), nn.ReLU(), nn.Linear(20, 10)), None, "with ReLU between"),
+        (nn.Sequential(*[SpinWaveLinear(100, 100), nn.ReLU()] * 2), None, "with ReLU between"),
+        (nn.Sequential(SpinWaveLinear(100, 50), Halves(), SpinWaveLinear(25, 10)), None, "with ReLU between"),
+        (NotANumber(100, 10), None, "with ReLU between"),
         (SpinWaveMLP(), lambda images, labels: (images * 2, labels), "grey values from 0 to 1"),
         (SpinWaveMLP(), lambda images, labels: (images[:0], labels[:0]), "N >= 1"),
     ],
@@ -119,17 +165,24 @@ def test_bad_networks_and_digits_are_named(digits, network, change, message):
 
 
 @pytest.mark.parametrize(
-    ("rows", "rung", "message"),
+    ("rows", "options", "message"),
     [
-        ([], None, "at least one measurement"),
-        ([{"rung": "looped"}], None, "seconds_per_digit"),
-        ([{"rung": "looped", "seconds_per_digit": 0}], None, "seconds_per_digit"),
-        (ROWS, "warp", "rung must be one of the rows', got 'warp'"),
+        ([], {}, "at least one measurement"),
+        ([3], {}, "a row must be a dict, got 3"),
+        ([{"rung": "looped"}], {}, "seconds_per_digit"),
+        ([{"rung": "looped", "seconds_per_digit": 0}], {}, "seconds_per_digit"),
+        ([{**ROWS[0], "times": torch.ones(1)}], {}, r"values of JSON, got \{'rung': 'looped'"),
+        ([{**ROWS[0], "device": "a CPU"}] * 2, {}, "must have different rungs, got 'looped' twice"),
+        (ROWS, {"rung": "warp"}, "rung must be one of the rows', got 'warp'"),
+        (ROWS, {"digits": 0}, "digits must be an integer from 1 to 60000, got 0"),
+        (ROWS, {"digits": 10**9}, "digits must be an integer from 1 to 60000, got 1000000000"),
+        (ROWS, {"epochs": -3}, "epochs must be an integer from 1 to 100, got -3"),
+        (ROWS, {"epochs": 1.5}, "epochs must be an integer from 1 to 100, got 1.5"),
     ],
 )
-def test_bad_rows_are_named(rows, rung, message):
+def test_bad_rows_are_named(rows, options, message):
     with pytest.raises(ValueError, match=message):
-        LadderExplorer(rows, rung=rung)
+        LadderExplorer(rows, **options)
 
 
 # ---- panels of a kernel
@@ -211,6 +264,27 @@ def test_training_panel_trains_in_float64_and_follows():
     assert panel.children[-1].value != before
     assert "digits.js" in panel._repr_mimebundle_()[0]["text/html"]
     assert panel._page().coupling_total == 100
+
+
+@pytest.mark.slow
+def test_training_panel_on_the_grid_gives_the_page_its_weights():
+    panel = explore_training(images=200, epochs=1)
+    before = panel._page().layers
+    controls(panel)["Model"].value = "discretized"
+    assert "digits.js" in panel._repr_mimebundle_()[0]["text/html"]
+    assert panel._page().layers != before
+
+
+def test_training_panel_without_a_trained_network_has_no_page(monkeypatch):
+    def diverge(*_arguments, **_options):
+        raise Diverged("the loss is NaN")
+
+    monkeypatch.setattr(widgets, "fit", diverge)
+    panel = explore_training(images=1, epochs=1)
+    assert "the loss is NaN" in panel.children[2].value
+    data = panel._repr_mimebundle_()
+    assert WIDGET_VIEW in data
+    assert "text/html" not in data
 
 
 @pytest.mark.parametrize("arguments", [{"images": 0}, {"images": 60_001}, {"epochs": 0}, {"epochs": 11}])

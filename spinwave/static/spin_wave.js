@@ -1,6 +1,6 @@
 // Explorer 1: one neuron. Kernels, the spin wave as modes are stored, the output against one weight, and H.
 import {
-  adjointRows, clifford, causalStep, continuum, continuumResponse, couplings, discretizedResponse, dot, grid,
+  clifford, causalStep, continuum, continuumResponse, couplings, discretized, discretizedResponse, dot, grid,
   LARGEST_COUPLING, limitWeights, readIn, readoutRow, spinWave, starkPhase, store,
 } from "./physics.js";
 import { choice, follow, frame, make, plot, show, slider } from "./ui.js";
@@ -9,9 +9,9 @@ const WEIGHT = { name: "weight", label: "Its weight w", min: -3, max: 3, step: 0
 
 function render({ model, el }) {
   const fields = model.get("fields");
-  const most = model.get("w").length;
   const sliders = fields.map((field) => slider(model, field));
-  const modes = slider(model, { name: "modes", label: "Number of modes", min: 1, max: most, step: 1 });
+  const modesField = { name: "modes", label: "Number of modes", min: 1, max: model.get("w").length, step: 1 };
+  const modes = slider(model, modesField);
   const modeField = { name: "mode", label: "Mode looked at", min: 1, max: model.get("modes"), step: 1 };
   const mode = slider(model, modeField);
   const weight = slider(model, WEIGHT, {
@@ -112,7 +112,6 @@ function render({ model, el }) {
       const b = a[k] ** 2;
       return b * causalStep(distance, steepness) * clifford(1, b * Math.max(distance, 0));
     });
-    const rows = adjointRows(a, p, g);
 
     const exact = {
       readIn: { xs: z, ...spinWave([1], [a[k]], phase, z) },
@@ -128,7 +127,7 @@ function render({ model, el }) {
       final: { xs: g.z, re: readoutRow(p, g).map((value, i) => value / g.q[i]) },
       wave: { xs: g.z, ...store(x.slice(0, stored), a.subarray(0, stored), p, g)[stored] },
       response: { xs: values, re: discretizedResponse(x, w, p, k, inRange) },
-      weights: { re: Float64Array.from(rows, (row, i) => dot(row, readIn(a[i], phase, g).re)) },
+      weights: { re: discretized(w, p) },
     };
     const chosenIsGrid = model.get("model") === "discretized";
     const [chosen, other] = chosenIsGrid ? [onGrid, exact] : [exact, onGrid];
@@ -169,6 +168,8 @@ function render({ model, el }) {
 
   // The sliders of modes depend on one another.
   const limits = () => {
+    modesField.max = model.get("w").length;
+    modes.refresh();
     const n = model.get("modes");
     const all = stored === storedField.max;
     modeField.max = storedField.max = n;

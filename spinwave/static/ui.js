@@ -95,7 +95,8 @@ export function follow(model, names, draw) {
 }
 
 /**
- * A labelled slider with a number field. A number outside [min, max] is cut to it, and a note says so.
+ * A labelled slider with a number field. A number outside [min, max], typed or from the kernel, is cut to it, and a note
+ * says so until there is another number.
  *
  * `field` holds name, label, unit, min, max, and log or step. `access` reads and writes the value, by default that of
  * the model. The element has a method `refresh`.
@@ -117,11 +118,18 @@ export function slider(model, field, access = {}) {
   });
   const number = make("input", { type: "number", step: "any", autocomplete: "off", "aria-label": `${label}, value` });
   const note = make("p", { class: "sw-note", role: "status", hidden: true });
+  let noted = null; // the number that the note is about
   const cut = (value) => {
     const limited = Math.min(field.max, Math.max(field.min, value));
     const whole = field.step === 1 ? Math.round(limited) : limited;
-    note.hidden = limited === value;
-    note.textContent = note.hidden ? "" : `limited to ${show(limited)}: validated from ${show(field.min)} to ${show(field.max)}`;
+    if (limited !== value) {
+      noted = whole;
+      note.textContent = `limited to ${show(limited)}: validated from ${show(field.min)} to ${show(field.max)}`;
+    } else if (whole !== noted) {
+      noted = null;
+      note.textContent = "";
+    }
+    note.hidden = noted === null;
     return whole;
   };
   const element = make(
@@ -129,6 +137,8 @@ export function slider(model, field, access = {}) {
     make("label", { for: id }, label, unit && make("small", {}, ` (${unit})`)), number, range, note,
   );
   element.refresh = () => {
+    const inside = cut(get());
+    if (inside !== get()) set(inside);
     range.max = String(to(field.max));
     range.value = String(to(get()));
     range.setAttribute("aria-valuetext", `${show(get())} ${unit}`);
@@ -142,16 +152,16 @@ export function slider(model, field, access = {}) {
     range.value = String(Number(range.value) + direction / 20);
     range.dispatchEvent(new Event("input"));
   });
-  range.addEventListener("input", () => {
-    note.hidden = true;
-    set(cut(from(range.value)));
+  const enter = (value) => {
+    noted = null;
+    set(cut(value));
     element.refresh();
-  });
+  };
+  range.addEventListener("input", () => enter(from(range.value)));
   number.addEventListener("change", () => {
-    if (Number.isFinite(number.valueAsNumber)) set(cut(number.valueAsNumber));
-    element.refresh();
+    if (Number.isFinite(number.valueAsNumber)) enter(number.valueAsNumber);
+    else element.refresh();
   });
-  if (cut(get()) !== get()) set(cut(get()));
   element.refresh();
   if (!access.get) model.on(`change:${field.name}`, element.refresh);
   return element;
