@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import functools
 import os
+import re
 import shlex
 import signal
 import sys
@@ -24,6 +25,7 @@ from .data import DATASETS, deskew, load_mnist
 from .effective import MODELS
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
+from .report import CheckupReport
 from .scaling import run as run_scaling
 from .training import (
     CHECKPOINT,
@@ -66,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
         _tell(f"spinwave: {error}")
         return 2
     except RuntimeError as error:
-        if "memory" not in str(error):  # on the CPU PyTorch has no type of its own for that
+        # on the CPU PyTorch has no type of its own for that
+        if not isinstance(error, torch.OutOfMemoryError) and not re.search("(allocate|not enough) memory", str(error)):
             raise
         _tell(f"spinwave: {str(error).splitlines()[0]}")
         return 2
@@ -384,17 +387,38 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _checkup(options: argparse.Namespace) -> int:
-    report = check_file(
-        options.target,
-        options.time_limit,
-        modes=options.modes,
-        seed=options.seed,
-        device=options.device,
-        network=options.network,
-        samples=options.samples,
-        topics=options.topics,
-    )
     alone = options.json is not None and str(options.json) == "-"
+    report = None
+    told: set[str] = set()
+
+    def tell(so_far: CheckupReport) -> None:
+        nonlocal report
+        report = so_far
+        for topic in dict.fromkeys(finding.topic for finding in so_far.findings):
+            if topic not in told:
+                told.add(topic)
+                _tell(f"{topic}: checked after {so_far.settings['seconds']:.3g} s")
+
+    # By itself SIGTERM would be the end of this process alone, and leave the one that f runs in.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        report = check_file(
+            options.target,
+            options.time_limit,
+            tell,
+            modes=options.modes,
+            seed=options.seed,
+            device=options.device,
+            network=options.network,
+            samples=options.samples,
+            topics=options.topics,
+        )
+    except KeyboardInterrupt:
+        if report is not None:
+            print(report.to_json() if alone else report)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(report.to_json() if alone else report)
     if options.json is not None and not alone:
         _write(options.json, report.to_json().encode())

@@ -15,13 +15,15 @@ import importlib.util
 import json
 import logging
 import math
+import numbers
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -74,9 +76,12 @@ CURES = {
 }
 
 ADAM_EPSILON = 1e-8
+CALLS = 300  # of a slow f in a check-up, roughly, all topics together; three times as many where it may jump
 # A test of structure passes below its tolerance, which leaves room for rounding; below NEARLY it nearly does.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 NEARLY = 1e-2
+# Standard output, default dtype and random states belong to the process. Reentrant, as f may call checkup itself.
+_ONE_AT_A_TIME = threading.RLock()
 # Disagreement of autograd and central differences that is called an error.
 GRADIENT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 
@@ -123,7 +128,8 @@ def checkup(
     second thread. A single call into compiled code that never returns is beyond its reach, and so is an f that catches
     ``BaseException``; ``python -m spinwave checkup`` works in a process of its own that it can end. Settings of
     PyTorch that the check-up changes (default dtype, random state) are put back; what ``torch.compile`` has cached is
-    lost to the topic ``"portability"``.
+    lost to the topic ``"portability"``. They belong to the whole process, as the output that f is not to write to does:
+    check-ups in several threads queue, and the time limit of each begins with its turn.
     """
     if not callable(f):
         raise ValueError(f"f must be a function f(x, w), got {type(f).__name__}")
@@ -131,10 +137,11 @@ def checkup(
     given = [value for value in (x, w) if isinstance(value, Tensor)]
     chosen = choose_device(device if device is not None else given[0].device if given else "cpu")
 
-    work = _Checkup(f, x, w, modes, seed, chosen, tuple(network), samples, tuple(topics), progress)
-    begin = time.perf_counter()
-    if not within(time_limit, work.run):
-        work.out_of_time(time_limit)
+    with _ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
+        work = _Checkup(f, x, w, modes, seed, chosen, tuple(network), samples, tuple(topics), progress)
+        begin = time.perf_counter()
+        if not within(time_limit, work.run):
+            work.out_of_time(time_limit)
     work.report.settings["seconds"] = round(time.perf_counter() - begin, 3)
     return work.report
 
@@ -143,16 +150,18 @@ def _check_settings(
     modes: int, seed: int, network: Sequence[int], samples: int, topics: Sequence[str], time_limit: float
 ) -> None:
     check_seed(seed)
+    if isinstance(network, str) or not isinstance(network, Collection) or len(network) < 2:
+        raise ValueError(f"network must be at least two sizes, got {network!r}")
+    if isinstance(topics, str) or not isinstance(topics, Collection):
+        raise ValueError(f"topics must be a list of some among {', '.join(TOPICS)}, got {topics!r}")
     for name, size in (("modes", modes), ("samples", samples), *(("network", size) for size in network)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} must be an integer >= 1, got {size!r}")
-    if len(network) < 2:
-        raise ValueError(f"network must be at least two sizes, got {tuple(network)}")
     unknown = [topic for topic in topics if topic not in TOPICS]
     if unknown or not topics:
-        raise ValueError(f"topics must be among {', '.join(TOPICS)}, got {', '.join(unknown) or 'none'}")
-    if not time_limit > 0:
-        raise ValueError(f"time_limit must be positive, got {time_limit}")
+        raise ValueError(f"topics must be among {', '.join(TOPICS)}, got {', '.join(map(str, unknown)) or 'none'}")
+    if not isinstance(time_limit, numbers.Real) or not time_limit > 0:
+        raise ValueError(f"time_limit must be positive, a number of seconds, got {time_limit!r}")
 
 
 # ---- numbers
@@ -191,7 +200,11 @@ def _slope(phi: Callable[[float], float], epsilon: float) -> _Slope:
         error = scatter + max(rounding, noise / steps[k + 1])
         found.append((error, refined[k], scatter <= max(10 * rounding, 0.1 * abs(refined[k]))))
     error, slope, converged = min(found)
-    return _Slope(slope, error, converged, len({v for pair in values[-2:] for v in pair}) == 1)
+    # Equal values under small steps are flat only if larger steps say that rounding would not hide a slope.
+    size = max(abs(v) for pair in values for v in pair)
+    expected = max(map(abs, central)) * steps[-1]
+    still = len({v for pair in values[-2:] for v in pair}) == 1
+    return _Slope(slope, error, converged, still and (expected == 0 or expected > 4 * epsilon * size))
 
 
 def _jump(phi: Callable[[float], float]) -> float:
@@ -215,6 +228,12 @@ def _jump(phi: Callable[[float], float]) -> float:
         if share > 1e-3:
             return share
     return 0.0
+
+
+def _largest(values: Iterable[float]) -> float:
+    """Infinity where a value is not finite: ``max`` passes over NaN."""
+    values = list(values)
+    return max(values) if all(map(math.isfinite, values)) else math.inf
 
 
 def _rms(values: Sequence[float]) -> float:
@@ -274,7 +293,11 @@ def _source(name: str, given: Any, device: torch.device) -> Callable[[int, torch
 
         def made(n: int, generator: torch.Generator) -> Tensor:
             torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
-            return _vector(f"{name}({n})", given(n)).to(device)
+            try:
+                vector = given(n)
+            except (Exception, SystemExit) as error:
+                raise ValueError(f"{name}({n}) must return a tensor (modes,), got {described(error)}") from error
+            return _vector(f"{name}({n})", vector).to(device)
 
         return made
     raise ValueError(f"{name} must be a tensor, a function of the number of modes, or that number, got {given!r}")
@@ -326,6 +349,7 @@ class _Checkup:
         )
         self.closed = False
         self.topic = "output"
+        self.first_call: float | None = None  # seconds, once f has answered
         self.begin = time.perf_counter()
         self.differentiable: list[str] = []  # arguments whose gradient can be had
         self.verified: list[str] = []  # arguments whose gradient agrees with differences
@@ -345,12 +369,13 @@ class _Checkup:
                 return
             for topic in filter(self.topics.__contains__, TOPICS):
                 self.topic = topic
-                if topic in ("gradient", "structure") and not self.frozen:
-                    self.add("note", f"{topic} undecided", "f does not repeat itself, so that differences mean nothing")
+                if topic in ("gradient", "structure") and (self.half or not self.frozen):
+                    reason = f"f rounds to {self.half}" if self.frozen else "f does not repeat itself"
+                    self.add("note", f"{topic} undecided", f"{reason}, so that differences mean nothing")
                     continue
                 try:
                     getattr(self, topic)()
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     self.add("note", "not measured to the end", f"stopped by {described(error)}")
                 self.report.settings["seconds"] = round(time.perf_counter() - self.begin, 3)
                 if self.progress is not None and not self.closed:
@@ -358,7 +383,19 @@ class _Checkup:
 
     def out_of_time(self, limit: float) -> None:
         """Say what the time limit kept from being measured."""
-        if self.topic == "output":
+        if self.topic == "output" and self.first_call is not None:
+            one = in_seconds(self.first_call)
+            pairs = pairwise(self.network)
+            epoch = self.samples * sum(n_out for _, n_out in pairs) * self.first_call
+            self.add(
+                "warning", f"one call takes {one}: cut short before any topic",
+                f"{in_seconds(limit)} were over when f had answered at {self.modes} modes; one epoch of "
+                f"{self.samples:,} samples through {'-'.join(map(str, self.network))} neurons, called one by one, "
+                f"forward only and as if cost did not depend on the modes: {_span(epoch)}",
+                f"the check-up needs a time_limit of about {_span(CALLS * self.first_call)}, or fewer modes", "hours",
+                "none, to see whether fewer modes answer sooner",
+            )
+        elif self.topic == "output":
             self.add(
                 "severe", f"no answer within {in_seconds(limit)}",
                 f"one call at {self.modes} modes did not return within the time limit",
@@ -401,8 +438,10 @@ class _Checkup:
         """What one call returns; False if there is nothing to go on with."""
         x, w = self.x.clone(), self.w.clone()
         expected = "expected one real number as a tensor of shape ()"
+        begin = time.perf_counter()
         try:
             out = self.f.raw(x, w)
+            self.first_call = time.perf_counter() - begin
         except (Exception, SystemExit) as error:
             self.add("severe", "f raises", described(error), "there is nothing to train", "checklist", "a repair of f")
             return False
@@ -457,7 +496,14 @@ class _Checkup:
             )
             return False
         self.choose_exact()
-        self.repeatable(value.item())
+        try:
+            self.repeatable(value.item())
+        except (Exception, SystemExit) as error:
+            self.add(
+                "severe", "f raises on a later call", described(error),
+                "the first call gave a number; the rest was left unchecked", "checklist", "a repair of f",
+            )
+            return False
         return True
 
     def choose_exact(self) -> None:
@@ -479,15 +525,28 @@ class _Checkup:
             self.seen, _, raised = self.trace(*self.given)
             if raised:
                 self.seen, _, _ = self.trace(*self.given, record=False)
+        # Of float64 the trace knows what was rounded; f may also use half precision for numbers that survive it.
+        names = (str(dtype).removeprefix("torch.") for dtype in self.seen.dtypes & {torch.float16, torch.bfloat16})
+        self.half = ", ".join(sorted(n for n in names if n in self.seen.coarse or self.exact != torch.float64))
         self.working = torch.float32 if self.seen.coarse or self.exact != torch.float64 else torch.float64
 
     def repeatable(self, value: float) -> None:
         """Whether equal inputs give equal outputs; f is seeded from here on."""
         begin = time.perf_counter()
-        again = self.f.value(self.x, self.w)
+        try:
+            again = self.f.value(self.x, self.w)
+        except (Exception, SystemExit) as error:
+            self.f.recording = True
+            begin = time.perf_counter()
+            again = self.f.value(self.x, self.w)
+            self.add(
+                "warning", "f fails where gradients are switched off", described(error),
+                "f needs gradients for its value: evaluation under torch.no_grad() stops", "checklist",
+                "torch.enable_grad() around what f differentiates itself",
+            )
         self.call_seconds = time.perf_counter() - begin  # the first call may have loaded a library
-        with torch.no_grad():
-            other = [self.f(self.x, self.w, s).item() for s in range(101, 105)]
+        seeds = range(101, 105)
+        other = [self.f.value(self.x, self.w, s) for s in seeds]
         scale = max(map(abs, (value, again, *other))) or 1.0
         eps = 100 * torch.finfo(self.x.dtype).eps
         self.stochastic = max(abs(v - value) for v in other) > eps * scale
@@ -503,6 +562,12 @@ class _Checkup:
                 "checklist", "an argument for the state or the generator",
             )
         elif self.stochastic:
+            with self.exactly():  # a draw that drops the output shows nothing of f
+                drawn = self.draw("x"), self.draw("w")
+                for seed in (self.f.seed, *seeds):
+                    if self.f.attempt(*self.given, seed) != self.f.attempt(*drawn, seed):
+                        self.f.seed = seed
+                        break
             self.add(
                 "note", "f is stochastic",
                 f"equal inputs under four seeds scatter by {statistics.stdev(other):.2g} around "
@@ -562,7 +627,26 @@ class _Checkup:
 
         self.differentiable.append(name)
         found = self.compare(name, x, w, gradient)
-        jump = self.jump_along(name, x, w) if self.seen.steps or found["flat"] else 0.0
+        reach = 1.0
+        if found["wrong"]:
+            # At a kink, where data are exactly 0, every slope between the two sides is right. Farther from it than the
+            # steps reach, to either side, only a wrong gradient is wrong.
+            aside = self.normal(at)
+            beside = at + 0.1 * self.spread(at) * (aside + aside.sign())
+            near = (x, beside) if name == "w" else (beside, w)
+            with contextlib.suppress(Exception):
+                there_gradient = self.autograd(name, *near)
+                there = self.compare(name, *near, there_gradient, reach=0.1)
+                right = there["worst"] <= GRADIENT_TOLERANCE[self.working]
+                if right and not (there["undecided"] or there["flat"]):
+                    self.add(
+                        "note", f"kink in {name} at the given inputs",
+                        f"autograd is {found['worst']:.2g} off central differences there, and right beside them to "
+                        f"{_small(there['worst'])}",
+                        "the output has one slope on either side, and autograd takes one of them or one between",
+                    )
+                    (x, w), gradient, found, reach = near, there_gradient, there, 0.1
+        jump = self.jump_along(name, x, w) if self.seen.steps or self.seen.reads or found["flat"] else 0.0
         if found["flat"] and not jump:
             # At rest or saturated perhaps: look elsewhere before a gradient of zero is called right.
             for factor in (1, -1, 10, -10, 0.1, -0.1) * 2:
@@ -611,7 +695,7 @@ class _Checkup:
             for factor in (10.0, 100.0):
                 strong = (x, w * factor) if name == "w" else (x * factor, w)
                 with contextlib.suppress(Exception):
-                    there = self.compare(name, *strong, self.autograd(name, *strong))
+                    there = self.compare(name, *strong, self.autograd(name, *strong), reach)
                     if there["wrong"]:
                         scaled += f", {there['worst']:.1%} at {factor:.0f} {name}"
         if gradient is None:
@@ -665,9 +749,9 @@ class _Checkup:
             )
 
     def jump_along(self, name: str, x: Tensor, w: Tensor) -> float:
-        """Largest jump on two lines through x or w, as a share of the range of f."""
+        """Largest jump on a short and a long line through x or w, as a share of the range of f."""
         at = w if name == "w" else x
-        return max(_jump(self.along(name, x, w, self.spread(at) * self.normal(at))) for _ in range(2))
+        return max(_jump(self.along(name, x, w, length * self.spread(at) * self.normal(at))) for length in (1, 4))
 
     def depends_on(self, name: str) -> bool:
         """Whether f moves with an argument, somewhere."""
@@ -680,8 +764,10 @@ class _Checkup:
     def spread(self, at: Tensor) -> float:
         return at.square().mean().sqrt().item() or 1.0
 
-    def compare(self, name: str, x: Tensor, w: Tensor, gradient: Tensor | None) -> dict[str, Any]:
-        """Autograd's slope against central differences along drawn directions."""
+    def compare(
+        self, name: str, x: Tensor, w: Tensor, gradient: Tensor | None, reach: float = 1.0
+    ) -> dict[str, Any]:
+        """Autograd's slope against central differences along drawn directions, reach times as long as the inputs."""
         at = w if name == "w" else x
         tolerance = GRADIENT_TOLERANCE[self.working]
         epsilon = torch.finfo(self.working).eps
@@ -689,7 +775,7 @@ class _Checkup:
         found |= {"wrong": False, "undecided": False, "flat": True, "directions": 3 if self.call_seconds < 0.02 else 1}
         for _ in range(found["directions"]):
             direction = self.normal(at)
-            step = self.spread(at)
+            step = reach * self.spread(at)
             measured = _slope(self.along(name, x, w, step * direction), epsilon)
             slope, error = measured.value / step, measured.error / step
             found["flat"] = found["flat"] and measured.flat
@@ -790,15 +876,28 @@ class _Checkup:
                 "nothing reaches the next layer", "quiet", "stronger inputs or a lower threshold",
             )
             return
-        mean, scatter = statistics.fmean(outputs), statistics.pstdev(outputs)
-        # A second layer, fed with ReLU of numbers that are distributed like the outputs of the first.
-        hidden = [(torch.relu(mean + scatter * self.normal(self.x)), w) for _, w in draws[: max(3, number // 2)]]
+        if max(outputs) <= 0:
+            self.add(
+                "note", "ReLU passes none of its outputs",
+                f"all of {len(outputs)} draws gave 0 or less, down to {min(outputs):.2g}",
+                "a second layer behind a ReLU sees only zeros, and no gradient comes back", "quiet",
+                "an offset, or the other sign",
+            )
+            return
+        # A second layer, fed with ReLU of outputs of the first.
+        passed = torch.tensor(outputs, dtype=torch.float64).relu().to(self.x)
+
+        def like_outputs() -> Tensor:
+            chosen = torch.randint(len(passed), (len(self.x),), generator=self.generator)
+            return passed[chosen.to(self.device)]
+
+        hidden = [(like_outputs(), w) for _, w in draws[: max(3, number // 2)]]
         logits, in_output, in_hidden = self.sizes(hidden)
         measured = f"outputs have rms {size:.2g} over {len(outputs)} draws, logits of a second layer {_rms(logits):.2g}"
         steps = {}
         if in_w and in_output and in_hidden:
             # Cross entropy at equal probabilities: rms of p - y over the classes.
-            error = math.sqrt(classes - 1) / classes
+            error = math.sqrt(classes - 1) / classes if classes > 1 else 0.5  # a single class has a sigmoid
             gradients = {
                 "output": error * _rms(in_output),
                 "hidden": error * math.sqrt(classes / 2) * _rms(in_hidden) * _rms(in_w),
@@ -884,7 +983,7 @@ class _Checkup:
             a, b = scale * self.draw(name), scale * self.draw(name)
             ga, gb, both, difference, minus = g(a), g(b), g(a + b), g(a - b), g(-a)
             values = (ga, gb, both, difference, minus)
-            moved = max(abs(v - origin) for v in values)
+            moved = _largest(abs(v - origin) for v in values)
             size = max(map(abs, (origin, *values)))
             if moved == 0:
                 continue
@@ -892,6 +991,7 @@ class _Checkup:
             if not math.isfinite(moved):
                 residuals[scale] = math.inf
                 parallelograms.append(math.inf)
+                parities = dict.fromkeys(parities, math.inf)
                 continue
             # Rounding of a large offset would pass for curvature.
             if 100 * torch.finfo(self.working).eps * size > self.tolerance * moved:
@@ -902,9 +1002,17 @@ class _Checkup:
             parallelograms.append(abs(both + difference - 2 * ga - 2 * gb + 2 * origin) / moved)
             for sign in parities:
                 parities[sign] = max(parities[sign], abs(minus - sign * ga) / size)
-        if constant or not residuals:
+        if constant:
             return
-        worst = max(residuals.values())
+        worst = max(residuals.values(), default=math.inf)
+        if math.isinf(min(residuals.values(), default=math.inf)):
+            self.add(
+                "note", f"dependence on {name} undecided",
+                "f gave no finite number, or raised, at the sums and differences of drawn inputs that show it"
+                if residuals
+                else f"f(0) = {origin:.3g} is so large that rounding hides the change",
+            )
+            return
         shown = ", ".join(f"{r:.1g} at {scale:g} {name}" for scale, r in residuals.items())
         tested = (
             f"f(a ± b) - f(a) ∓ f(b) ± f(0) and f(a) + f(-a) - 2 f(0), relative to f: {shown} "
@@ -964,10 +1072,12 @@ class _Checkup:
             if not (math.isfinite(one) and math.isfinite(two) and one * two > 0):
                 return ""
             degrees.append(math.log2(two / one))
+            if not abs(degrees[0]) < 100:  # no power law anyone wrote, and its numbers overflow
+                return ""
             for factor in (0.01, 0.5, 3.0):
                 expected = factor ** degrees[0] * one
                 residuals.append(abs(g(factor * a) - expected) / abs(expected) if expected else math.inf)
-        if not max(residuals) <= 10 * self.tolerance or abs(degrees[1] - degrees[0]) > 10 * self.tolerance:
+        if not _largest(residuals) <= 10 * self.tolerance or abs(degrees[1] - degrees[0]) > 10 * self.tolerance:
             return ""
         degree = round(degrees[0], 6) or 0.0
         return f"homogeneous of degree {degree:g} in {name}, to {max(residuals):.1g}"
@@ -976,26 +1086,34 @@ class _Checkup:
         if len(x) < 2:
             return
         values = [self.f.attempt(self.draw("x"), self.draw("w")) for _ in range(8)]
+        if not all(map(math.isfinite, values)):
+            self.add(
+                "note", "order of the modes undecided", "f gave no finite number, or raised, at some drawn inputs"
+            )
+            return
         if len(set(values)) < len(values):
             self.coincident = True
             self.add("ok", "order of the modes not tested", "f takes few values, which coincide by chance")
             return
         tests = {"x and w together": True, "x alone": False} if len(x) == len(self.w) else {"x alone": False}
-        spread = statistics.pstdev(values) if all(map(math.isfinite, values)) else math.inf
-        shown, holds = [], ""
+        spread = statistics.pstdev(values)
+        rounding = 100 * torch.finfo(self.working).eps * max(map(abs, values)) / spread
+        shown, holds, hidden = [], "", False
         for name, move_w in tests.items():
             worst = 0.0
             for _ in range(3):
                 order = torch.randperm(len(x), generator=self.generator).to(self.device)
                 a, b = self.draw("x"), self.draw("w")
                 value, moved = self.f.attempt(a, b), self.f.attempt(a[order], b[order] if move_w else b)
-                scale = max(abs(value), abs(moved), spread)
-                worst = max(worst, abs(value - moved) / scale if math.isfinite(scale) else math.inf)
+                worst = _largest((worst, abs(value - moved) / spread))
             shown.append(f"{name} {worst:.1g}")
-            if worst <= self.tolerance and not holds:
-                holds = name
+            if worst <= max(self.tolerance, rounding):
+                hidden = hidden or rounding > self.tolerance
+                holds = holds or name
         measured = f"change under permutation of {', of '.join(shown)} (tolerance {self.tolerance:.0e})"
-        if holds:
+        if hidden:
+            self.add("note", "order of the modes undecided", f"{measured}; rounding alone may make {rounding:.1g}")
+        elif holds:
             self.add(
                 "note", f"invariant under permutation of {holds}", measured,
                 "the order of the modes carries no information: only sums over modes enter", "series", "none",
@@ -1007,7 +1125,7 @@ class _Checkup:
         """Whether f is a sum over modes: mixed differences of two groups of modes vanish."""
         if len(x) < 2 or len(x) != len(w) or self.coincident:
             return
-        worst = 0.0
+        measured_at, worst = 0, 0.0
         for _ in range(3):
             group = torch.rand(len(x), generator=self.generator).to(self.device) < 0.5
             group[0], group[1] = True, False
@@ -1016,11 +1134,18 @@ class _Checkup:
                 self.f.attempt(torch.where(group, xs[i], xs[j]), torch.where(group, ws[i], ws[j]))
                 for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))
             ]
-            moved = max(abs(a - v[3]) for a in v[:3])
+            moved = _largest(abs(a - v[3]) for a in v[:3])
             if not math.isfinite(moved):
-                worst = math.inf
-            elif moved and 100 * torch.finfo(self.working).eps * max(map(abs, v)) <= self.tolerance * moved:
+                self.add(
+                    "note", "separability undecided", "f gave no finite number, or raised, at some drawn inputs"
+                )
+                return
+            if moved and 100 * torch.finfo(self.working).eps * max(map(abs, v)) <= self.tolerance * moved:
+                measured_at += 1
                 worst = max(worst, abs(v[0] - v[1] - v[2] + v[3]) / moved)
+        if not measured_at:
+            self.add("note", "separability undecided", "rounding hides how f changes")
+            return
         measured = f"mixed difference of two groups of modes {worst:.1g} of f (tolerance {self.tolerance:.0e})"
         if worst <= self.tolerance:
             self.add(
@@ -1088,8 +1213,8 @@ class _Checkup:
         for by_gradient in (True, False):
             batched = _batched(self.f, bool(self.affine), by_gradient)
             try:
-                with torch.no_grad():
-                    found = batched(xs, ws).double().cpu()
+                with torch.set_grad_enabled(self.f.recording):
+                    found = batched(xs, ws).detach().double().cpu()
                 off = ((found - expected).abs().max() / expected.abs().max()).item()
                 if not off <= 100 * self.tolerance:
                     continue
@@ -1105,8 +1230,9 @@ class _Checkup:
             except (Exception, SystemExit):
                 continue
             self.report.batched = batched
-            with torch.no_grad():
-                self.report.effective_weights = _effective(self.f, w, torch.zeros_like(x), by_gradient)[0]
+            with torch.set_grad_enabled(self.f.recording):
+                slope, _ = _effective(self.f, w, torch.zeros_like(x), by_gradient)
+            self.report.effective_weights = slope.detach()
             way = "one gradient of f in x" if by_gradient else f"{len(x)} calls with unit vectors"
             self.add(
                 "ok", "batched version in report.batched",
@@ -1119,7 +1245,14 @@ class _Checkup:
     # -- precision
 
     def precision(self) -> None:
-        if self.exact != torch.float64:
+        if self.half:
+            self.add(
+                "warning", "half precision inside",
+                f"with {self.exact} arguments f makes {_list(self.seen.coarse) or self.half}",
+                "three digits or fewer: its gradients and its structure cannot be tested, and small ones round to 0",
+                "levels", "float32 inside, or dtypes taken from the arguments",
+            )
+        elif self.exact != torch.float64:
             self.add(
                 "warning", "float64 is not accepted", self.refused,
                 "nothing can be checked to more than seven digits, gradients neither", "levels",
@@ -1256,7 +1389,7 @@ class _Checkup:
         calls = list(pairwise(self.network))
         epoch = self.samples * sum(n_out * step * (n_in / full) ** time_power for n_in, n_out in calls)
         name = "-".join(map(str, self.network))
-        hours = f"{epoch / 86400:,.0f} days" if epoch > 1e6 else f"{epoch / 3600:,.{0 if epoch > 36000 else 2}f} hours"
+        hours = _span(epoch)
         memory = here.get("kept", 0.0) * sum(n_out for _, n_out in calls)
         projected = (
             f"one epoch of {self.samples:,} samples through {name} neurons, called one by one as f is here: {hours}"
@@ -1285,10 +1418,10 @@ class _Checkup:
             torch.autograd.grad(out, leaf, allow_unused=True)
 
         mine = x.clone(), w.clone()  # f may write into them, and they are none of its memory
-        with torch.no_grad(), Meter(*mine) as meter:
+        with torch.set_grad_enabled(self.f.recording), Meter(*mine) as meter:
             self.f.raw(*mine)
         found: dict[str, float] = {"operators": meter.operators, "forward_bytes": meter.peak}
-        with self.f.silenced(), torch.no_grad():
+        with self.f.silenced(), torch.set_grad_enabled(self.f.recording):
             found["forward"] = _seconds(forward, self.device)
         with contextlib.suppress(Exception):  # no backward pass: the gradient's part of the report says why
             mine = x.clone(), leaf.clone()
@@ -1325,7 +1458,7 @@ class _Checkup:
 
         plain = []
         for name, a, b in (("x", xs, w), ("w", x, ws)):
-            with contextlib.suppress(Exception), torch.no_grad():
+            with contextlib.suppress(Exception), torch.set_grad_enabled(self.f.recording):
                 out = self.f.raw(a.clone(), b.clone())
                 if isinstance(out, Tensor) and out.shape == (3,) and same(out, name) and not self.stochastic:
                     plain.append(name)
@@ -1339,7 +1472,7 @@ class _Checkup:
         for name, dims, a, b in (("x", (0, None), xs, w), ("w", (None, 0), x, ws)):
             randomness = "different" if self.stochastic else "error"
             try:
-                with torch.no_grad(), self.f.silenced():
+                with torch.set_grad_enabled(self.f.recording), self.f.silenced():
                     out = torch.func.vmap(self.f.f, in_dims=dims, randomness=randomness)(a.clone(), b.clone())
                 if not self.stochastic and not same(out, name):
                     wrong.append(name)
@@ -1369,7 +1502,7 @@ class _Checkup:
         """Graph breaks, on few modes: a loop is unrolled by the compiler."""
         x, w = self.at_modes(min(4, self.modes)) or self.given
         with self.exactly():
-            with torch.no_grad(), Meter(x, w) as meter:
+            with torch.set_grad_enabled(self.f.recording), Meter(x, w) as meter:
                 self.f(x, w)
             if meter.operators > 3000:
                 self.add(
@@ -1423,7 +1556,7 @@ class _Checkup:
         unplaced = _list(self.seen.unplaced, "; made without a device: ")
         place = f"on {other.type}" + ("" if real else " (simulated)")
         try:
-            with torch.no_grad(), self.f.silenced():
+            with torch.set_grad_enabled(self.f.recording), self.f.silenced():
                 if real:
                     out = self.f.f(self.x.to(other), self.w.to(other))
                 else:
@@ -1463,6 +1596,14 @@ def _list(named: dict[str, str], head: str = "", most: int = 4) -> str:
     return head + ", ".join(values[:most]) + more
 
 
+def _span(seconds: float) -> str:
+    if seconds < 3600:
+        return in_seconds(seconds)
+    if seconds > 1e6:
+        return f"{seconds / 86400:,.0f} days"
+    return f"{seconds / 3600:,.{0 if seconds > 36000 else 2}f} hours"
+
+
 def _small(value: float) -> str:
     return "rounding" if value == 0 else f"{value:.1g}"
 
@@ -1492,7 +1633,8 @@ def _batched(f: Patient, affine: bool, by_gradient: bool) -> Callable[[Tensor, T
                 f"batched expects x of shape (batch, modes) and w of shape (modes,) or (neurons, modes), got "
                 f"{tuple(x.shape)} and {tuple(w.shape)}"
             )
-        rows = [_effective(f, row, x[0], by_gradient) for row in (w if w.dim() == 2 else w[None])]
+        with restored(x.device):
+            rows = [_effective(f, row, x[0], by_gradient) for row in (w if w.dim() == 2 else w[None])]
         out = x @ torch.stack([slope for slope, _ in rows]).T.to(x)  # (batch, neurons)
         if affine:
             out = out + torch.stack([origin for _, origin in rows]).to(x)
@@ -1513,13 +1655,16 @@ _WORDS = {
 # ---- the command line's process
 
 
-def check_file(target: str, seconds: float, **settings: Any) -> CheckupReport:
+def check_file(
+    target: str, seconds: float, progress: Callable[[CheckupReport], None] | None = None, **settings: Any
+) -> CheckupReport:
     """:func:`checkup` of ``path/to/file.py:function`` in a process of its own, which is ended when it takes too long.
 
     Arguments:
         target: file and name of the function. The file's top level is executed, as by an import; nothing else but the
             function is called.
         seconds: time limit of the check-up; the process gets half a minute more to start.
+        progress: called with the report so far when parts have been finished.
         settings: other keywords of :func:`checkup` that are plain data. x and w are standard normal.
 
     Returns:
@@ -1542,26 +1687,34 @@ def check_file(target: str, seconds: float, **settings: Any) -> CheckupReport:
         command = [sys.executable, "-c", "from spinwave.checkup import _answer; _answer()", json.dumps(asked)]
         paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         surroundings = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        begin = time.perf_counter()
+        said: dict[str, Any] = {}
         with open(Path(folder, "errors"), "w+b") as errors:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=surroundings
+            )
             try:
-                process = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    env=surroundings,
-                    timeout=seconds + 30,
-                )
-                ended = f"its process ended with code {process.returncode}" if process.returncode else ""
-            except subprocess.TimeoutExpired:
+                running = True
+                while running and time.perf_counter() - begin < seconds + 30:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(0.1)
+                    running = process.poll() is None
+                    before, said = said, json.loads(answer.read_text()) if answer.exists() else {}
+                    if progress is not None and said != before and "refused" not in said:
+                        progress(CheckupReport.from_dict(said | {"name": f"{Path(file).name}:{name}"}))
+            finally:
+                process.kill()
+                process.wait()
+            ended = f"its process ended with code {process.returncode}" if process.returncode else ""
+            if running:
                 ended = f"its process was ended after {in_seconds(seconds + 30)}"
             errors.seek(0)
             last = shortened((errors.read().decode(errors="replace").strip().splitlines() or [""])[-1])
-        said = json.loads(answer.read_text()) if answer.exists() else {}
     if "refused" in said:
         raise ValueError(said["refused"])
     if not said:
-        known = {"dtype": "float32", "torch": torch.__version__, "seconds": seconds, **settings, "device": str(device)}
+        took = round(time.perf_counter() - begin, 3)
+        known = {"dtype": "float32", "torch": torch.__version__, "seconds": took, **settings, "device": str(device)}
         said = {"settings": known, "findings": [], "effective_weights": None}
     report = CheckupReport.from_dict(said | {"name": f"{Path(file).name}:{name}"})
     if ended:

@@ -54,6 +54,7 @@ class CheckupReport:
         effective_weights: of an f that is linear or affine in x, the slope at the given w, ``(modes,)``.
         batched: of such an f, ``batched(x, w)`` for x ``(batch, modes)``: ``(batch,)`` for w ``(modes,)``, and
             ``(batch, neurons)`` for w ``(neurons, modes)``. It was compared with f, outputs and gradients in w.
+            A pickled or copied report is without it: it holds f, which may be a function that pickle does not take.
     """
 
     name: str
@@ -61,6 +62,9 @@ class CheckupReport:
     findings: list[Finding] = field(default_factory=list)
     effective_weights: Tensor | None = None
     batched: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "batched": None}
 
     @property
     def severe(self) -> bool:

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 import weakref
@@ -33,8 +34,11 @@ _READS = re.compile(r"\.(item|tolist|numpy|__array__|__float__|__int__|__complex
 _COARSE = (torch.float32, torch.complex64, torch.float16, torch.bfloat16)
 # Made in the image of a tensor, from its shape and not its values.
 _SHAPED = re.compile(r"\.(new_\w+|\w+_like)$")
-# Derivative zero wherever there is one.
-_STEPS = re.compile(r"\.(sign|sgn|round|floor|ceil|trunc|fix|heaviside|floor_divide|__floordiv__)_?$")
+# They jump, and the derivative does not show it.
+_STEPS = re.compile(
+    r"\.(sign|sgn|round|floor|ceil|trunc|fix|heaviside|floor_divide|__floordiv__"
+    r"|remainder|fmod|frac|__r?mod__|angle|a(?:rc)?tan2)_?$"
+)
 _RANDOM = re.compile(r"rand|normal|bernoulli|dropout|poisson|multinomial|uniform_|exponential_")
 BESSEL = {"torch.special.bessel_j0": 0, "torch.special.bessel_j1": 1}
 
@@ -53,9 +57,10 @@ def within(seconds: float, work: Callable[[], None]) -> bool:
         def stop(*_: object) -> None:
             raise TimeUp
 
+        begin = time.monotonic()
         before = signal.signal(signal.SIGALRM, stop)
         # Again every half second: a destructor or a bare except may have swallowed the first.
-        signal.setitimer(signal.ITIMER_REAL, min(seconds, threading.TIMEOUT_MAX), 0.5)
+        left, every = signal.setitimer(signal.ITIMER_REAL, min(seconds, threading.TIMEOUT_MAX), 0.5)
         try:
             work()
         except TimeUp:
@@ -63,6 +68,8 @@ def within(seconds: float, work: Callable[[], None]) -> bool:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+            if left:  # the caller's own timer; what fell due meanwhile comes now
+                signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begin), 1e-3), every)
         return True
 
     raised: list[BaseException] = []
@@ -98,6 +105,7 @@ class Patient:
         self.f = f
         self.seed = seed
         self.warned: dict[str, None] = {}
+        self.recording = False  # whether f needs gradients switched on for its value
 
     def raw(self, x: Tensor, w: Tensor, seed: int | None = None) -> Any:
         seed = self.seed if seed is None else seed
@@ -123,14 +131,14 @@ class Patient:
     def __call__(self, x: Tensor, w: Tensor, seed: int | None = None) -> Tensor:
         return as_number(self.raw(x.clone(), w.clone(), seed))
 
-    def value(self, x: Tensor, w: Tensor) -> float:
-        with torch.no_grad():
-            return self(x, w).item()
+    def value(self, x: Tensor, w: Tensor, seed: int | None = None) -> float:
+        with torch.set_grad_enabled(self.recording):
+            return self(x, w, seed).item()
 
-    def attempt(self, x: Tensor, w: Tensor) -> float:
+    def attempt(self, x: Tensor, w: Tensor, seed: int | None = None) -> float:
         """The value, NaN where f raises."""
         try:
-            return self.value(x, w)
+            return self.value(x, w, seed)
         except (Exception, SystemExit):
             return math.nan
 
@@ -240,7 +248,8 @@ class Trace(TorchFunctionMode):
         self.coarse: dict[str, str] = {}  # lower precision than that of the inputs
         self.inputs = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         self.cuts: dict[str, str] = {}  # gradients end here: name -> how and where
-        self.steps: dict[str, str] = {}  # comparisons and roundings
+        self.steps: dict[str, str] = {}  # comparisons, roundings and remainders
+        self.reads = False  # whether values go where a comparison is not seen
         self.unplaced: dict[str, str] = {}  # tensors made without a device
         self.lost: dict[str, str] = {}  # constants that float32 changes
         self.written: dict[str, str] = {}  # in-place operators on x or w
@@ -283,10 +292,12 @@ class Trace(TorchFunctionMode):
         )
         if recorded:
             smooth = [t for t in outputs if t.is_floating_point() or t.is_complex()]
-            if _READS.search(name):
+            if _READS.search(name) or name.endswith(".detach"):
+                self.reads = True
                 self.cuts.setdefault(name, at)
             elif smooth and not any(t.requires_grad for t in smooth) and not _in_custom_function():
                 note = "" if torch.is_grad_enabled() else ", where gradients are switched off"
+                self.reads = self.reads or bool(note)
                 self.cuts.setdefault(name, at + note)
             if (outputs and not smooth) or _STEPS.search(name):
                 self.steps.setdefault(name, at)

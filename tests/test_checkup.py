@@ -1,10 +1,14 @@
 """The check-up: what it says of neurons whose faults are known, and that it says nothing of sound ones."""
 
 import _thread
+import copy
 import json
 import math
+import os
+import pickle
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +26,7 @@ from torch.special import bessel_j0, bessel_j1
 import spinwave.__main__ as cli
 from spinwave import CheckupReport, Finding, SpinWaveParameters, checkup, neuron
 from spinwave.checkup import CURES, TOPICS, _answer, _exponent, _jump, _slope
-from spinwave.watch import Meter, Trace
+from spinwave.watch import Meter, Trace, within
 
 ROOT = Path(__file__).parent.parent
 UNTIMED = [topic for topic in TOPICS if topic != "cost"]  # what does not depend on how busy the machine is
@@ -437,6 +441,165 @@ def test_a_gradient_is_not_called_wrong_because_f_is_noisy(seed):
     assert titles(report, "severe", "warning") == []
 
 
+def masked_twice(x, w):
+    return (torch.relu(x) * w * w.sin().detach()).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_kink_at_data_that_are_exactly_zero_is_no_wrong_gradient(dtype):
+    torch.manual_seed(0)
+    image, w = torch.rand(60, dtype=dtype), torch.randn(60, dtype=dtype)
+    image[::3] = 0
+    report = checkup(lambda x, w: (x.to(dtype).relu() * w).sum(), image, w, topics=["gradient"])
+    assert titles(report, "severe", "warning") == []
+    assert found(report, "kink in x at the given inputs").severity == "note"
+    assert found(report, "gradient of x is right")
+    wrong = checkup(masked_twice, image, w, topics=["gradient"])
+    assert titles(wrong, "severe") == ["gradient of w is wrong"]
+    pruned = checkup(lambda x, w: (x * w.to(dtype).clamp(min=0)).sum(), torch.ones(60), image, topics=["gradient"])
+    assert titles(pruned, "severe", "warning") == []
+
+
+def branch_on_item(x, w):
+    s = (x * w).sum()
+    return s + 1 if s.item() > 0.1 else s
+
+
+def branch_on_float(x, w):
+    s = (x * w).sum()
+    return s - 1 if float(s) < 0.5 else s
+
+
+def branch_on_numpy(x, w):
+    s = (x * w).sum()
+    return s + float(s.detach().numpy() > 0.1)
+
+
+def branch_without_gradients(x, w):
+    with torch.no_grad():
+        fired = (x * w).sum() > 0.1
+    return (x * w).sum() + fired
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        branch_on_item,
+        branch_on_float,
+        branch_on_numpy,
+        branch_without_gradients,
+        lambda x, w: (x * w).sum() % (2 * math.pi),
+        lambda x, w: torch.remainder((x * w).sum(), 1.0),
+        lambda x, w: torch.frac((x * w).sum()),
+        lambda x, w: torch.atan2((x * w).sum(), -torch.ones_like(x[0])),
+        lambda x, w: torch.angle(-1 + 1j * (x * w).sum()),
+    ],
+)
+def test_jumps_are_found_however_they_come_about(f):
+    report = checkup(f, 6, 6, topics=["gradient"])
+    assert titles(report, "severe", "warning") == ["jumps in w", "jumps in x"]
+
+
+def test_what_cannot_be_differentiated_but_is_smooth_is_not_searched_for_jumps():
+    calls = []
+
+    def smooth(x, w):
+        calls.append(1)
+        return (x * bessel_j0(w)).sum()
+
+    checkup(smooth, 6, 6, topics=["gradient"])
+    assert len(calls) < 500  # a search takes more
+
+
+def test_a_slope_that_rounding_hides_is_not_called_flat():
+    report = checkup(lambda x, w: 1 - 1e-4 * (x.float() * w.float()).sum() / 12, 12, 12, topics=["gradient"])
+    assert titles(report, "severe") == []
+    assert not [finding.title for finding in report.findings if "constant" in finding.title]
+
+
+def large_offset(x, w):
+    return 1e14 + tanh_of_dot(x, w)
+
+
+def raises_below_zero(x, w):
+    if (x < 0).any():
+        raise ArithmeticError("below zero")
+    return (x * w).sum()
+
+
+@pytest.mark.parametrize("f", [lambda x, w: (x.sqrt() * w).sum(), raises_below_zero])
+def test_structure_is_undecided_where_f_gives_no_number(f):
+    report = checkup(f, torch.rand(8), 8, topics=["structure"])  # all draws are positive, their differences are not
+    assert titles(report, "note")[0] == "dependence on x undecided"
+    calls = []
+
+    def first_positive(modes):
+        calls.append(1)
+        return torch.rand(modes) if len(calls) == 1 else torch.randn(modes)
+
+    report = checkup(f, first_positive, lambda modes: torch.randn(modes), modes=8, topics=["structure"])
+    for what in ("dependence on x", "order of the modes", "separability"):
+        assert found(report, f"{what} undecided").severity == "note"
+
+
+def test_structure_is_undecided_where_an_offset_hides_it():
+    report = checkup(large_offset, 8, 8, topics=["structure"])
+    assert titles(report, "note") == [
+        f"{what} undecided" for what in ("dependence on x", "dependence on w", "order of the modes", "separability")
+    ]
+
+
+def test_an_offset_does_not_hide_that_the_order_matters():
+    report = checkup(lambda x, w: 1e10 + x[0] * w[1], 8, 8, topics=["structure"])
+    assert found(report, "order of the modes matters")
+
+
+def test_a_steep_exponential_is_measured_to_the_end():
+    report = checkup(lambda x, w: torch.exp(60 * (x * w).sum()), 8, 8, topics=["structure"])
+    assert not [title for title in titles(report, "note") if "not measured to the end" in title]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_inside_is_no_wrong_gradient(dtype):
+    for f in (
+        lambda x, w: (x.to(dtype) * w.to(dtype)).sum().tanh(),
+        lambda x, w: (x.to(dtype) * w.to(dtype)).sum().tanh().to(x),
+    ):
+        report = checkup(f, 12, 12, topics=["gradient", "structure", "precision"])
+        assert titles(report, "severe", "warning") == ["half precision inside"]
+        assert titles(report, "note") == ["gradient undecided", "structure undecided"]
+        assert str(dtype).removeprefix("torch.") in found(report, "half precision inside").measured
+    exact = checkup(lambda x, w: (x * w * (x > 0).to(dtype)).sum(), 12, 12, topics=["precision"])
+    assert titles(exact, "warning", "note") == []
+
+
+def test_a_draw_of_dropout_that_drops_the_output_is_not_taken_for_f():
+    dropped = lambda x, w: F.dropout((x * w).sum().tanh() / len(x) ** 0.5, 0.8)  # noqa: E731
+    for seed in range(4):
+        report = checkup(dropped, 6, 6, seed=seed, topics=["gradient", "scale"])
+        assert titles(report, "severe", "warning") == []
+        assert "f is stochastic" in titles(report, "note")
+
+
+def test_negative_outputs_are_not_called_saturated():
+    report = checkup(lambda x, w: -F.softplus((x * w).sum()), 12, 12, topics=["scale"])
+    assert titles(report, "warning", "note") == ["ReLU passes none of its outputs"]
+
+
+def test_a_single_class_has_gradients():
+    report = checkup(lambda x, w: (x * w).sum() / len(x) ** 0.5, 12, 12, network=(12, 1), topics=["scale"])
+    assert titles(report, "severe", "warning", "note") == []
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_callers_gradient_mode_does_not_matter(mode):
+    with mode():
+        report = checkup(tanh_of_dot, torch.randn(6), torch.randn(6), topics=["gradient", "structure", "cost"])
+        assert not torch.is_grad_enabled()
+    assert titles(report, "severe") == []
+    assert found(report, "gradient of w is right")
+
+
 def test_operators_inside_a_derivative_by_hand_are_not_blamed():
     report = checkup(slightly_wrong, 8, 8, topics=["gradient"])
     wrong = found(report, "gradient of w is wrong")
@@ -509,6 +672,33 @@ def test_f_that_prints_and_warns(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def force(x, w):
+    x = x.detach().requires_grad_()
+    energy = (x * w).sin().sum()
+    energy.backward()
+    return x.grad.sum()
+
+
+def test_f_that_differentiates_itself_gets_a_report():
+    report = checkup(force, 6, 6)
+    assert titles(report, "warning")[0] == "f fails where gradients are switched off"
+    assert set(titles(report, "severe")) == {"no gradient reaches w", "no gradient reaches x"}
+    assert not [title for title in titles(report, "note") if "not measured to the end" in title]
+    assert found(report, "cost of a call")
+
+
+def test_f_that_raises_on_a_later_call_gets_a_report():
+    calls = []
+
+    def once(x, w):
+        calls.append(1)
+        return (x * w).sum() if len(calls) == 1 else x @ w[1:]
+
+    report = checkup(once, 6, 6)
+    assert titles(report, "severe") == ["f raises on a later call"]
+    assert "test_checkup.py:" in found(report, "f raises").measured
+
+
 # ---- time limit
 
 
@@ -527,6 +717,19 @@ def test_time_limit_stops_a_function_that_hangs():
     report = checkup(forever, 4, 4, time_limit=0.3)
     assert titles(report, "severe") == ["no answer within 300 ms"]
     assert report.settings["seconds"] < 5
+
+
+def test_a_slow_function_is_not_said_to_hang():
+    def slow(x, w):
+        time.sleep(0.2)
+        return tanh_of_dot(x, w)
+
+    report = checkup(slow, 4, 4, time_limit=0.5)
+    assert not report.severe
+    cut = found(report, "one call takes 2")
+    assert cut.title.endswith("ms: cut short before any topic")
+    assert re.search(r"one epoch of 60,000 samples through 100-100-10 neurons, .*: \d+ days$", cut.measured)
+    assert "a time_limit of about" in cut.meaning
 
 
 def test_time_limit_in_another_thread_puts_everything_back():
@@ -598,6 +801,26 @@ def test_nothing_of_the_caller_changes():
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers of signals")
+def test_the_callers_timer_goes_on():
+    fired = []
+    before = signal.signal(signal.SIGALRM, lambda *_: fired.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 100, 7)
+        assert within(50, lambda: None)
+        left, every = signal.setitimer(signal.ITIMER_REAL, 0.01)
+        assert 90 < left <= 100
+        assert every == 7
+        assert within(50, lambda: time.sleep(0.05))  # it falls due in here
+        end = time.monotonic() + 10
+        while not fired and time.monotonic() < end:
+            time.sleep(0.01)
+        assert fired == [1]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_findings():
     first, again, other = (checkup(kuramoto, 6, 6, seed=seed, topics=["gradient", "structure"]) for seed in (0, 0, 1))
@@ -618,6 +841,30 @@ def test_inputs_like_the_given_ones():
     assert alarms(report) == set()
     report = checkup(positive, x, w, topics=["scale"])
     assert titles(report, "severe", "warning", "note") == ["a second layer is not finite"]  # log 0 behind a ReLU
+
+
+def test_checkups_in_threads_take_turns():
+    inside, most = [], []
+
+    def watched(x, w):
+        inside.append(1)
+        time.sleep(0.001)
+        most.append(len(inside))
+        inside.pop()
+        return tanh_of_dot(x, w)
+
+    stdout = sys.stdout
+    threads = [
+        threading.Thread(target=checkup, args=(watched, 4, 4), kwargs={"topics": ["scale"]}, daemon=True)
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert max(most) == 1
+    assert sys.stdout is stdout
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_functions_make_inputs_of_any_length():
@@ -657,6 +904,12 @@ def test_growth_is_not_measured_where_lengths_do_not_follow():
         ((tanh_of_dot, 4, 4), {"network": (3,)}, "at least two sizes"),
         ((tanh_of_dot, 4, 4), {"topics": ["speed"]}, "topics must be among gradient.*got speed"),
         ((tanh_of_dot, 4, 4), {"time_limit": 0}, "time_limit must be positive"),
+        ((tanh_of_dot, 4, 4), {"time_limit": "5"}, "time_limit must be positive, a number of seconds, got '5'"),
+        ((tanh_of_dot, 4, 4), {"topics": "gradient"}, "topics must be a list of some among .*, got 'gradient'"),
+        ((tanh_of_dot, 4, 4), {"topics": 5}, "topics must be a list"),
+        ((tanh_of_dot, 4, 4), {"topics": [5]}, "topics must be among gradient.*got 5"),
+        ((tanh_of_dot, 4, 4), {"network": 5}, "at least two sizes, got 5"),
+        ((tanh_of_dot, lambda n: 1 / 0, 4), {}, r"x\(100\) must return a tensor .*, got ZeroDivisionError"),
         ((tanh_of_dot, 4, 4), {"device": "abacus"}, "device must be one of"),
     ],
 )
@@ -701,6 +954,15 @@ def test_batched_where_x_has_no_gradient():
     assert "6 calls with unit vectors" in found(report, "batched version").measured
     x, w = torch.randn(3, 6), torch.randn(6)
     torch.testing.assert_close(report.batched(x, w), x @ w.sin())
+
+
+def test_batched_leaves_random_states_alone():
+    report = checkup(affine, 6, 6, topics=["structure"])
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)  # noqa: NPY002
+    expected = torch.rand(1).item(), random.random(), np.random.rand()  # noqa: NPY002
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)  # noqa: NPY002
+    report.batched(torch.ones(2, 6), torch.ones(6))
+    assert (torch.rand(1).item(), random.random(), np.random.rand()) == expected  # noqa: NPY002
 
 
 def test_nonlinear_has_no_batched():
@@ -843,6 +1105,14 @@ def test_text_has_the_worst_first(report):
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_a_report_is_pickled_and_copied_without_batched():
+    report = checkup(affine, 4, 4, topics=["structure"])
+    assert report.batched is not None
+    for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
+        assert again.as_dict() == report.as_dict()
+        assert again.batched is None
+
+
 def test_json_round_trip(report):
     said = json.loads(report.to_json())
     assert said["severe"]
@@ -893,7 +1163,7 @@ def test_command_reports_and_ends_with_0_or_1(file, tmp_path, capsys):
     assert cli.main(["checkup", f"{file}:good", *arguments]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("Check-up of mine.py:good\n6 modes, float32 on cpu, seed 0")
-    assert err == ""
+    assert [line.split(":")[0] for line in err.splitlines()] == ["output", "gradient", "structure"]
     page, data = tmp_path / "report.html", tmp_path / "report.json"
     written = ["--html", str(page), "--json", str(data)]
     assert cli.main(["checkup", f"{file}:cut", *arguments, *written, "--seed", "3"]) == 1
@@ -915,6 +1185,41 @@ def test_what_the_command_runs_in_a_process_of_its_own(file, tmp_path, monkeypat
     said = json.loads(answer.read_text())
     assert said["name"] == "cut"
     assert {finding["topic"] for finding in said["findings"]} == {"output", "scale"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_that_is_interrupted_ends_its_process_and_prints_what_it_found(number, tmp_path):
+    started, going = tmp_path / "pid", tmp_path / "going"
+    (tmp_path / "late.py").write_text(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "calls = []\n"
+        "def late(x, w):\n"
+        f"    Path({str(started)!r}).write_text(str(os.getpid()))\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 60:\n"
+        f"        Path({str(going)!r}).touch()\n"
+        "        time.sleep(50)\n"
+        "    return (x * w).sum().tanh()\n"
+    )
+    command = [sys.executable, "-m", "spinwave", "checkup", f"{tmp_path / 'late.py'}:late", "--modes", "4"]
+    command += ["--topics", "scale", "structure"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    while not going.exists() and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(1)  # the parts are read a few times a second
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+    assert [line for line in err.splitlines() if "checked after" in line][-1].startswith("scale:")
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "scale suits" in out
+    else:
+        assert process.returncode == 143
 
 
 @pytest.mark.slow

@@ -391,7 +391,7 @@ def test_other_shapes_and_types_are_neither_distorted_nor_deskewed(images, messa
 
 
 def test_ink_below_zero_is_not_deskewed():
-    with pytest.raises(ValueError, match="grey values from 0, the background, got -0.5"):
+    with pytest.raises(ValueError, match=r"grey values from 0, the background, got -0\.5"):
         deskew(torch.full((2, 100), -0.5))
 
 

@@ -76,5 +76,5 @@ def test_bad_arguments_are_named(digits, arguments, message):
 
 
 def test_a_member_that_diverges_is_named(digits):
-    with pytest.raises(Diverged, match="epoch 1.* seed 2 "):
+    with pytest.raises(Diverged, match=r"epoch 1.* seed 2 "):
         fit_ensemble(*digits, seeds=[1, 2], learning_rates=[0.1, 1e30], epochs=2, device="cpu", progress=False)

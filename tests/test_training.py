@@ -240,7 +240,7 @@ def test_distorting_needs_square_images_and_says_so_at_once(digits):
 
 def test_augmenting_needs_grey_values_from_zero(digits):
     below = tuple((images - 0.1, labels) for images, labels in digits)
-    with pytest.raises(ValueError, match="augment expects grey values from 0, the background, got -0.1"):
+    with pytest.raises(ValueError, match=r"augment expects grey values from 0, the background, got -0\.1"):
         train(below, augment=True)
 
 
@@ -270,7 +270,9 @@ def with_weight_norm(model):
     nn.utils.parametrizations.weight_norm(model.layers[0])
 
 
-@pytest.mark.parametrize("change", [with_other_physics, with_another_activation, with_bias, with_a_tie, with_weight_norm])
+@pytest.mark.parametrize(
+    "change", [with_other_physics, with_another_activation, with_bias, with_a_tie, with_weight_norm]
+)
 def test_a_run_refuses_a_network_that_its_checkpoint_would_not_bring_back(change, digits, tmp_path):
     model = SpinWaveMLP((100, 8, 10))
     change(model)
@@ -282,13 +284,13 @@ def test_a_run_refuses_a_network_that_its_checkpoint_would_not_bring_back(change
 def test_a_run_is_not_resumed_in_another_dtype(digits, tmp_path):
     train(digits, out=tmp_path, epochs=1)
     double = tuple((images.double(), labels) for images, labels in digits)
-    with pytest.raises(ValueError, match="in another dtype: has torch.float32, got torch.float64"):
+    with pytest.raises(ValueError, match=r"in another dtype: has torch.float32, got torch.float64"):
         train(double, network().double(), out=tmp_path, epochs=1, resume=True)
 
 
 def test_train_and_test_images_of_two_dtypes_are_refused(digits):
     (images, labels), test = digits
-    with pytest.raises(ValueError, match="the same dtype, got shapes .* torch.float64 and torch.float32"):
+    with pytest.raises(ValueError, match=r"the same dtype, got shapes .* torch.float64 and torch.float32"):
         train(((images.double(), labels), test))
 
 
