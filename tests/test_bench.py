@@ -213,6 +213,21 @@ def test_memory_estimate_is_that_of_the_question():
     assert 3e9 < bench.memory_estimate("looped", "100-100-10", 1) < 30e9
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing is forgotten")
+def test_memory_that_was_freed_before_counts_when_it_is_used_again():
+    def kept():  # blocks of this size are not given back to the system one by one
+        return [torch.ones(10_000) for _ in range(1000)]
+
+    blocks, last = kept(), torch.ones(10)  # which holds the end of the heap
+    del blocks
+    bench._forget(torch.device("cpu"))
+    before = bench._resident(torch.device("cpu"), peak=False)
+    again = kept()
+    assert bench._resident(torch.device("cpu"), peak=True) - before == pytest.approx(40e6, rel=0.2)
+    assert len(again) == 1000
+    assert len(last) == 10
+
+
 @pytest.mark.slow
 def test_memory_estimate_is_near_the_measured_peak():
     task = {"contender": "real", "network": "20-30-10", "batch": 1, "device": "cpu", "repeat": 1, "limit": 60.0}
