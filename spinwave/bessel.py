@@ -122,7 +122,7 @@ def _evaluate(n: int, c: Tensor) -> Tensor:
     # On the CPU a look at the arguments is cheap, and small ones need a few terms of the series and no more.
     largest = None
     if c.device.type == "cpu" and c.numel():
-        low, high = seen(c.amin()), seen(c.amax())
+        low, high = map(seen, c.aminmax())  # one pass through c
         if low is not None and high is not None:
             if low < -_SWITCH:
                 raise ValueError(f"clifford: c must be at least -{_SWITCH:g}, got {low:g}")

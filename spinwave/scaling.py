@@ -74,9 +74,9 @@ def run(
     file.parent.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"environment": environment(chosen), "rows": [], "slopes": {}}
     for wanted in plan:
-        row = {"sizes": (100, 100, 10), "model": "continuum", "parameters": question, "dtype": torch.float32, **wanted}
+        row: dict[str, Any] = {"sizes": (100, 100, 10), "model": "continuum", "parameters": question}
+        row |= {"dtype": torch.float32, "compiled": False, **wanted}
         series = row.pop("series", None)
-        row.setdefault("compiled", False)
         try:
             seconds, floor = step_seconds(**row, device=chosen, repeat=repeat)
         except RuntimeError as error:
