@@ -24,14 +24,13 @@ from .checkup import TOPICS, check_file
 from .data import DATASETS, deskew, load_mnist
 from .effective import MODELS
 from .layers import SpinWaveMLP
-from .parameters import SpinWaveParameters
+from .parameters import MOST_SEED, SpinWaveParameters, whole
 from .report import CheckupReport
 from .scaling import run as run_scaling
 from .training import (
     CHECKPOINT,
     Diverged,
     _write,
-    check_seed,
     choose_device,
     evaluate,
     fit,
@@ -67,11 +66,16 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         _tell(f"spinwave: {error}")
         return 2
+    except MemoryError:
+        _tell("spinwave: not enough memory")
+        return 2
     except RuntimeError as error:
-        # on the CPU PyTorch has no type of its own for that
-        if not isinstance(error, torch.OutOfMemoryError) and not re.search("(allocate|not enough) memory", str(error)):
+        # PyTorch has types of its own for few of them
+        reasons = "(?i)out of memory|(allocate|not enough) memory|overflow|No working C\\+\\+ compiler"
+        told = [line for line in str(error).splitlines() if re.search(reasons, line)]
+        if not told:
             raise
-        _tell(f"spinwave: {str(error).splitlines()[0]}")
+        _tell(f"spinwave: {told[0]}")
         return 2
     except KeyboardInterrupt:
         _tell("\nspinwave: interrupted")
@@ -219,13 +223,13 @@ def _add_data_source(parser: argparse.ArgumentParser) -> None:
 def _load(split: str, options: argparse.Namespace, settings: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     root, download = getattr(options, "root", None), "download" in options
     images, labels = load_mnist(split, settings["size"], root, settings["data"], download)
-    return deskew(images) if settings.get("deskew") else images, labels
+    return deskew(images) if settings["deskew"] else images, labels
 
 
 def _read(run: Path) -> tuple[SpinWaveMLP, dict[str, Any]]:
     """Network and description of a run that ``train`` made."""
     model, described, _ = load_checkpoint(run)
-    missing = [name for name in ("data", "size", "limit") if name not in described["settings"]]
+    missing = [name for name in ("data", "size", "limit", "deskew") if name not in described["settings"]]
     if missing:
         raise ValueError(
             f"expected a run of `python -m spinwave train`; {run} was made from Python and does not say its "
@@ -254,6 +258,7 @@ def _train(options: argparse.Namespace) -> None:
             for name in ("root", "device"):  # the run does not remember these
                 if name in options:
                     again += [f"--{name}", getattr(options, name)]
+            again += ["--compile"] if "compile" in options else []
             message = f"The last saved epoch is kept. Continue with: {command} {shlex.join(again)}"
         else:
             message = "Nothing was saved yet. Start again with the same command."
@@ -299,9 +304,8 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
             raise ValueError("--resume expects --out with the folder of the run")
         _, described = _read(out)
         settings = described["settings"]
-        saved = {name: settings[name] for name in ("epochs", "batch_size", "seed", "model", "data", "size", "limit")}
+        saved = {name: settings[name] for name in DEFAULTS if name in settings}
         saved |= {"lr": settings["learning_rate"], "hidden": settings["sizes"][1:-1], **described["parameters"]}
-        saved |= {name: settings.get(name, False) for name in ("augment", "deskew")}
     chosen = DEFAULTS | saved | given
 
     parameters = SpinWaveParameters(**{field.name: chosen[field.name] for field in fields(SpinWaveParameters)})
@@ -315,8 +319,7 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
         dist.barrier()
     images, labels = _load("train", options, chosen)
     test = _load("test", options, chosen)
-    check_seed(chosen["seed"])
-    torch.manual_seed(chosen["seed"])
+    torch.manual_seed(whole("seed", chosen["seed"], 0, MOST_SEED))
     model = SpinWaveMLP((images.shape[1], *chosen["hidden"], 10), parameters, chosen["model"])
     metrics = fit(
         model,
@@ -331,7 +334,7 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
         compile="compile" in options,
         out=out,
         resume=resume,
-        notes={name: chosen[name] for name in ("data", "size", "limit", *(["deskew"] if chosen["deskew"] else []))},
+        notes={name: chosen[name] for name in ("data", "size", "limit", "deskew")},
     )
     if rank_and_processes()[0] > 0:
         return
@@ -379,10 +382,12 @@ def _bench(options: argparse.Namespace) -> None:
     )
     for network, batch in dict.fromkeys((row["network"], row["batch"]) for row in results["rows"]):
         print(f"\n{table(results, network, batch)}")
-    if any("skipped" not in row for row in results["rows"]):
-        from .figures import ladder
+    if all("skipped" in row for row in results["rows"]):
+        print(f"\nNothing could be measured; the reasons are in {file}.")
+        return
+    from .figures import ladder
 
-        ladder(results).savefig(file.with_suffix(".png"), dpi=150)
+    ladder(results).savefig(file.with_suffix(".png"), dpi=150)
     print(f"\nResults are in {file}, the figure beside it.")
 
 

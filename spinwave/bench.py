@@ -24,6 +24,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -44,7 +45,7 @@ from .bessel import _series
 from .effective import GRID_EDGE, causal_step, grid
 from .ladder import RUNGS, final_readout
 from .layers import SpinWaveLinear
-from .parameters import MODE_NORMALISATION, SpinWaveParameters
+from .parameters import MODE_NORMALISATION, SpinWaveParameters, whole
 from .training import _write, choose_device, environment
 
 # What is measured besides the rungs, and how tables and figures call it.
@@ -141,9 +142,7 @@ def run(
         raise ValueError("rung jax needs JAX, which is not installed: pip install 'spinwave[bench]'")
     batches = ((1,) if quick else (1, 16, 256)) if batches is None else batches
     repeat = (3 if quick else 5) if repeat is None else repeat
-    for name, number in (*(("batch", batch) for batch in batches), ("repeat", repeat)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {number!r}")
+    batches, repeat = [whole("batch", batch) for batch in batches], whole("repeat", repeat)
     networks = (("100-100-10",) if quick else ("100-100-10", "784-1000-10")) if networks is None else networks
     for network in networks:
         _sizes(network)
@@ -441,7 +440,9 @@ def _in_a_process(task: dict[str, Any]) -> dict[str, Any]:
         return measured
     if done.returncode < 0:
         return {"skipped": f"ended by signal {-done.returncode}; the system ends processes that exhaust the memory"}
-    return {"skipped": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+    lines = done.stderr.strip().splitlines()
+    errors = [line for line in lines if re.match(r"[\w.]*Error\b", line)]  # PyTorch's have hints below them
+    return {"skipped": (errors or lines or [f"exit code {done.returncode}"])[-1]}
 
 
 # ---- in the process of a row

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .parameters import whole
+
 # Below the switch the power series loses at most three digits to cancellation (its largest term is near 120),
 # above it Hankel's form is smooth.
 _SWITCH = 16.0
@@ -51,7 +53,7 @@ _HANKEL = {
 
 
 def clifford(n: int, c: Tensor) -> Tensor:
-    """Bessel-Clifford function ``C_n(c)``, elementwise, differentiable to any order.
+    """Bessel-Clifford function ``C_n(c)``, elementwise, differentiable to any order in reverse mode.
 
     Arguments:
         n: order, an integer >= 0. The accuracy below is tested for n = 0 to 4.
@@ -68,8 +70,7 @@ def clifford(n: int, c: Tensor) -> Tensor:
 
     Source: NIST Digital Library of Mathematical Functions, 10.2.2, 10.6.1, 10.17.3.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        raise ValueError(f"clifford: the order n must be an integer >= 0, got {n!r}")
+    n = whole("clifford: the order n", n, 0)
     if not isinstance(c, Tensor):
         raise ValueError(f"clifford: c must be a tensor, got {type(c).__name__}")
     if not c.is_floating_point():
@@ -79,7 +80,7 @@ def clifford(n: int, c: Tensor) -> Tensor:
 
 
 class _Clifford(torch.autograd.Function):
-    # No jvp: torch.compile does not trace a Function that has one.
+    # No jvp: torch.compile does not trace a Function that has one, and PyTorch 2.14 takes a jvp of a jvp for zero.
     generate_vmap_rule = True
 
     @staticmethod

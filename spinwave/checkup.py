@@ -33,8 +33,9 @@ from torch import Tensor
 
 from .bench import in_bytes, in_seconds
 from .bessel import clifford
+from .parameters import MOST_SEED, whole
 from .report import CheckupReport, Finding
-from .training import _write, check_seed, choose_device
+from .training import _write, choose_device
 from .watch import (
     BESSEL,
     Meter,
@@ -149,14 +150,13 @@ def checkup(
 def _check_settings(
     modes: int, seed: int, network: Sequence[int], samples: int, topics: Sequence[str], time_limit: float
 ) -> None:
-    check_seed(seed)
+    whole("seed", seed, 0, MOST_SEED)
     if isinstance(network, str) or not isinstance(network, Collection) or len(network) < 2:
         raise ValueError(f"network must be at least two sizes, got {network!r}")
     if isinstance(topics, str) or not isinstance(topics, Collection):
         raise ValueError(f"topics must be a list of some among {', '.join(TOPICS)}, got {topics!r}")
     for name, size in (("modes", modes), ("samples", samples), *(("network", size) for size in network)):
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {size!r}")
+        whole(name, size)
     unknown = [topic for topic in topics if topic not in TOPICS]
     if unknown or not topics:
         raise ValueError(f"topics must be among {', '.join(TOPICS)}, got {', '.join(map(str, unknown)) or 'none'}")

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import io
 import math
-import operator
 import os
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .parameters import whole
 
 # Made by digits/make_mnist10.py, which prints this sum. The compressed file depends on the zlib that wrote it, so a
 # file made elsewhere can hold the same pixels and still need a new sum here.
@@ -166,12 +167,7 @@ def load_mnist(
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     if dataset not in tuple(DATASETS):
         raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {dataset!r}")
-    try:
-        side = operator.index(size)
-    except TypeError:
-        side = 0
-    if not 2 <= side <= 28:
-        raise ValueError(f"size must be an integer from 2 to 28, got {size!r}")
+    side = whole("size", size, 2, 28)
 
     if dataset == "mnist" and side == 10 and root is None:
         arrays = _read_mnist10(MNIST10_FILE)
@@ -205,12 +201,12 @@ def _read_mnist10(file: Path) -> dict[str, np.ndarray]:
 
 
 def _root_folder(root: str | os.PathLike[str] | None, download: bool) -> Path:
-    if root is None:
-        return Path(DEFAULT_ROOT).expanduser()
     try:
-        folder = Path(root).expanduser()
-    except TypeError:
-        raise ValueError(f"root must be the path of a folder, got {root!r}") from None
+        folder = Path(DEFAULT_ROOT if root is None else root).expanduser()
+    except (TypeError, RuntimeError) as error:  # of ~somebody who has no home
+        raise ValueError(f"root must be the path of a folder, got {root!r} ({error})") from None
+    if root is None:
+        return folder
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"root must be a folder, got the file {folder}")
     if not folder.exists() and not download:
@@ -263,6 +259,8 @@ def _read_raw(
         raise ValueError(
             f"expected one label per image, got {len(images)} images and {len(labels)} labels in {folder}"
         )
+    if len(labels) and labels.max() > 9:
+        raise ValueError(f"{files[1]} is damaged: expected labels from 0 to 9, got {labels.max()}")
     if dataset == "emnist-digits":
         images = images.transpose(0, 2, 1)
     return images, labels

@@ -86,7 +86,8 @@ def effective_weights(
         ``|H|`` for couplings ``|a| <= 5`` per mode; where read-outs and Stark phases leave next to nothing of any H,
         of ``max |a| (1 - C_0(R^2)) / R``, which it is without them. 16-bit types are computed in float32 and rounded.
         Stronger couplings are served too, except where the values of ``w`` cannot be looked at, inside
-        torch.func.vmap and on a GPU inside torch.compile: there such a coupling gives NaN.
+        torch.func.vmap and on a GPU inside torch.compile: there such a coupling gives NaN. Derivatives are of any
+        order in reverse mode; forward mode is torch.func's alone, and only where no coupling is strong.
 
     Raises:
         ValueError: ``w`` is not a real floating-point tensor, is empty, has no mode axis or is not finite; the
@@ -222,6 +223,10 @@ def project(
 
 
 # ---- continuum
+
+
+class Unresolved(ValueError):
+    """Amplitudes that are not finite, or couplings too strong for any sum in float64."""
 
 
 class _TooStrong(Exception):
@@ -607,7 +612,7 @@ def _quadrature(
         m = next(m for m in range(1, _MOST_TERMS + 1) if is_enough(m))
         with torch.inference_mode(False):  # kept for later calls, which may record gradients
             return tuple(torch.tensor(part, dtype=dtype, device=device) for part in _gauss(m))  # type: ignore
-    raise ValueError(
+    raise Unresolved(
         f"the control field is too strong: a squared coupling of up to {b:.3g} per mode at a Stark phase of "
         f"{phase:.3g} needs more than {_MOST_TERMS} quadrature nodes"
     )
@@ -762,7 +767,7 @@ def _interpolate(function: Callable[[float], Tensor], exponent: int, tolerance: 
         if needed <= terms - 2:  # the tail was seen to be empty
             return coefficients[:needed]
         terms *= 2
-    raise ValueError(
+    raise Unresolved(
         f"the control field is too strong: a squared coupling of up to {2.0**exponent:.3g} per mode needs more than "
         f"{_MOST_TERMS} Chebyshev terms"
     )
@@ -798,4 +803,4 @@ def _exponent(bound: float) -> int:
 
 def _check_finite(bound: float) -> None:
     if not math.isfinite(bound):
-        raise ValueError("w must be finite, got NaN, infinity or values whose squares overflow")
+        raise Unresolved("w must be finite, got NaN, infinity or values whose squares overflow")

@@ -7,7 +7,7 @@ The step of a small network spends most of its time on starting operators. E net
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from .effective import effective_weights
+from .effective import Unresolved, effective_weights
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
 from .training import (
     Diverged,
     _check_labels,
     _metrics,
-    check_recipe,
     check_split,
     choose_device,
     environment,
     evaluate,
     one_cycle,
+    recipe,
     shuffled,
 )
 
@@ -78,7 +78,7 @@ def fit_ensemble(
     """
     seeds = list(seeds)
     count = len(seeds)
-    rates = [learning_rates] * count if isinstance(learning_rates, int | float) else list(learning_rates)
+    rates = list(learning_rates) if isinstance(learning_rates, Iterable) else [learning_rates] * count
     physics = SpinWaveParameters() if parameters is None else parameters
     couplings = [physics.coupling_total] * count if coupling_totals is None else list(coupling_totals)
     if not count or len(rates) != count or len(couplings) != count:
@@ -86,8 +86,8 @@ def fit_ensemble(
             "seeds, coupling_totals and learning_rates must have the same length of at least 1, "
             f"got {count}, {len(couplings)} and {len(rates)}"
         )
-    for seed, rate in zip(seeds, rates, strict=True):
-        check_recipe(epochs, batch_size, rate, seed)
+    for e in range(count):
+        epochs, batch_size, rates[e], seeds[e] = recipe(epochs, batch_size, rates[e], seeds[e])
     check_split(train, test)
     device = choose_device(device)
     images, labels = (tensor.to(device) for tensor in train)
@@ -140,7 +140,7 @@ def fit_ensemble(
                     bar.update()
                 with torch.no_grad():
                     parts = [forward(part.expand(count, -1, -1)) for part in test[0].split(2048)]
-            except ValueError as error:
+            except Unresolved as error:
                 reach = torch.stack([w.detach().flatten(1).abs().amax(1) for w in weights]).amax(0)  # (E,)
                 worst = seeds[int(reach.nan_to_num(math.inf).argmax())]
                 raise Diverged(

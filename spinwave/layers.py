@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from .effective import check_physics, compute, is_plain, project
-from .parameters import SpinWaveParameters
+from .parameters import SpinWaveParameters, whole
 
 # Hooks that watch every module there is.
 _HOOKS_OF_ALL = (
@@ -64,16 +64,15 @@ class SpinWaveLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {size!r}")
+        self.in_features = whole("in_features", in_features)
+        self.out_features = whole("out_features", out_features)
         check_physics(parameters, model)
-        self.in_features = in_features
-        self.out_features = out_features
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtype must be real floating point, got {dtype}")
         self.physics = SpinWaveParameters() if parameters is None else parameters
         self.model = model
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
         self.register_buffer("gain", torch.ones((), device=device, dtype=dtype))
         # weight and gain (which moving and converting a module replaces), their state and the matrix that belongs to it
         self._kept: tuple[Tensor, Tensor, tuple[object, ...], Tensor] | None = None
@@ -155,7 +154,8 @@ class SpinWaveLinear(nn.Module):
         return F.linear(x, self.effective_weight(), self.bias)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, {self.physics}, model={self.model!r}"
+        bias = self.bias is not None
+        return f"{self.in_features}, {self.out_features}, {self.physics}, model={self.model!r}, bias={bias}"
 
 
 def _at_once(x: Tensor, layers: Sequence[SpinWaveLinear]) -> Tensor | None:
@@ -214,7 +214,7 @@ class SpinWaveMLP(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.sizes = tuple(sizes)
+        self.sizes = tuple(whole("every size", size) for size in sizes)
         if len(self.sizes) < 2:
             raise ValueError(f"sizes must name at least an input and an output, got {self.sizes}")
         self.physics = SpinWaveParameters() if parameters is None else parameters

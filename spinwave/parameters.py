@@ -3,10 +3,38 @@
 import math
 import operator
 from dataclasses import dataclass, fields
+from typing import Any
 
 # Normalisation of a stored mode. The question multiplies sqrt(ic) by Np, thirteen symbols that cancel
 # but for its 3.14 in place of pi.
 MODE_NORMALISATION = (3.14 / math.pi) ** 0.25
+
+# Seeds that PyTorch takes everywhere and the shuffling of epochs can multiply.
+MOST_SEED = 2**31 - 1
+
+
+def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """``value`` as an int, be it Python's, NumPy's or PyTorch's; a ValueError unless it is one from least to most."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except (TypeError, RuntimeError):  # of a tensor without values
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        span = f">= {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be an integer {span}, got {value!r}")
+    if number >= 2**63:
+        raise ValueError(f"{name} must be an integer of 64 bits, got {value!r}")
+    return number
+
+
+def real(name: str, value: Any) -> float:
+    """``value`` as a float, be it a number of Python's, NumPy's or PyTorch's; a ValueError unless it is one."""
+    try:
+        if isinstance(value, bool | str | bytes):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise ValueError(f"{name} must be a number, got {value!r}") from None
 
 
 @dataclass(frozen=True)
@@ -45,18 +73,10 @@ class SpinWaveParameters:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool | str | bytes):
-                raise ValueError(f"{field.name} must be a number, got {value!r}")
             if getattr(value, "requires_grad", False):
                 raise ValueError(f"{field.name} cannot be learned: scale the weights instead, got {value!r}")
-            try:
-                value = operator.index(value) if field.name == "points" else float(value)
-            except (TypeError, ValueError, OverflowError, RuntimeError):
-                kind = "an integer" if field.name == "points" else "a number"
-                raise ValueError(f"{field.name} must be {kind}, got {value!r}") from None
+            value = whole("points", value, 2) if field.name == "points" else real(field.name, value)
             object.__setattr__(self, field.name, value)
-        if self.points < 2:
-            raise ValueError(f"points must be at least 2, got {self.points}")
         for name in ("coupling_total", "readout_coupling", "optical_depth"):
             if not (0 < getattr(self, name) < math.inf):
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")

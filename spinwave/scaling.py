@@ -21,7 +21,7 @@ from torch import nn
 
 from .bench import in_seconds
 from .layers import SpinWaveMLP
-from .parameters import SpinWaveParameters
+from .parameters import SpinWaveParameters, whole
 from .training import _write, choose_device, environment
 
 # Widths of n-n-10 networks: from a thousand to ten million weights.
@@ -51,8 +51,7 @@ def run(
     Raises:
         ValueError: no such device, a repeat out of range.
     """
-    if repeat is not None and (isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1):
-        raise ValueError(f"repeat must be an integer >= 1, got {repeat!r}")
+    repeat = None if repeat is None else whole("repeat", repeat)
     chosen = choose_device(device)
     question = SpinWaveParameters()
     strong = SpinWaveParameters(coupling_total=30.0)

@@ -29,8 +29,9 @@ except ImportError:  # Windows has none; there nothing keeps two trainings out o
     fcntl = None  # type: ignore[assignment]
 
 from .data import distort
+from .effective import Unresolved
 from .layers import SpinWaveLinear, SpinWaveMLP
-from .parameters import SpinWaveParameters
+from .parameters import MOST_SEED, SpinWaveParameters, real, whole
 
 History = list[dict[str, float]]  # one entry an epoch
 
@@ -107,7 +108,7 @@ def fit(
             can compute. The checkpoint of the last good epoch is kept; ``model`` is left as it is.
         OSError: a checkpoint could not be written; the one before it is kept.
     """
-    check_recipe(epochs, batch_size, learning_rate, seed)
+    epochs, batch_size, learning_rate, seed = recipe(epochs, batch_size, learning_rate, seed)
     rank, processes = rank_and_processes()
     if batch_size < processes:
         raise ValueError(f"batch_size must be at least the number of processes, {processes}, got {batch_size}")
@@ -126,21 +127,20 @@ def fit(
         if train[0].amin() < 0:
             raise ValueError(f"augment expects grey values from 0, the background, got {train[0].amin():g}")
     device = choose_device(device)
-    settings = {
-        **(notes or {}),
+    settings: dict[str, Any] = {
         "epochs": epochs,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "seed": seed,
+        "augment": bool(augment),
         "train_images": len(train[0]),
     }
-    if augment:
-        settings["augment"] = True
     if isinstance(model, SpinWaveMLP):
         settings |= {"sizes": model.sizes, "model": model.model}
     try:
-        settings = json.loads(json.dumps(settings))  # as a resumed run will read them
-    except TypeError as error:
+        # as a resumed run will read them
+        settings = json.loads(json.dumps({**(notes or {}), **settings}, allow_nan=False))
+    except (TypeError, ValueError) as error:
         raise ValueError(f"notes must be a dict that JSON can hold, got {notes!r} ({error})") from None
 
     model.to(device).train()
@@ -200,8 +200,7 @@ def fit(
                     _check_loss(total.item())
                     score = evaluate(model, *test)
                     _check_loss(score["loss"])
-                except ValueError as error:
-                    # Everything fitted above: what loss or layers refuse now are weights that ran away.
+                except (FloatingPointError, Unresolved) as error:
                     kept = f"epoch {epoch} is kept in {out}" if epoch else "nothing was saved yet"
                     raise Diverged(
                         f"training diverged in epoch {epoch + 1}: {error}; try a smaller learning rate"
@@ -290,20 +289,19 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
     try:
         chosen = torch.device(device)
         torch.zeros(1, device=chosen).item()  # "meta" makes tensors but has no values
-    except (RuntimeError, AssertionError, ImportError) as error:
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ValueError(f"device must be one of {', '.join(here)} here, got {device!r} ({_reason(error)})") from None
     return chosen
 
 
-def check_recipe(epochs: int, batch_size: int, learning_rate: float, seed: int) -> None:
-    """Raise a ValueError unless a training can be asked for with these."""
-    for name, number in (("epochs", epochs), ("batch_size", batch_size)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {number!r}")
-    check_seed(seed)
-    if not (isinstance(learning_rate, int | float) and 0 < learning_rate < math.inf):
+def recipe(epochs: int, batch_size: int, learning_rate: float, seed: int) -> tuple[int, int, float, int]:
+    """These as Python's own numbers; a ValueError unless a training can be asked for with them."""
+    epochs, batch_size = whole("epochs", epochs), whole("batch_size", batch_size)
+    learning_rate, seed = real("learning_rate", learning_rate), whole("seed", seed, 0, MOST_SEED)
+    if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be positive and finite, got {learning_rate!r}")
+    return epochs, batch_size, learning_rate, seed
 
 
 def rank_and_processes() -> tuple[int, int]:
@@ -330,12 +328,6 @@ def _together() -> Iterator[None]:
     for reason in (error, *errors):
         if reason is not None:
             raise reason
-
-
-def check_seed(seed: int) -> None:
-    """Raise a ValueError unless ``seed`` is one that both PyTorch and the shuffling can take."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
-        raise ValueError(f"seed must be an integer from 0 to 2^31 - 1, got {seed!r}")
 
 
 def check_data(name: str, images: Tensor, labels: Tensor) -> None:
@@ -376,7 +368,7 @@ def _check_labels(name: str, labels: Tensor, classes: int) -> None:
 
 def _check_loss(loss: float) -> None:
     if not math.isfinite(loss):
-        raise ValueError(f"the loss became {loss}")
+        raise FloatingPointError(f"the loss became {loss}")
 
 
 # ---- runs on disk

@@ -33,7 +33,7 @@ from .data import load_mnist
 from .effective import MODELS, check_physics, effective_weights, grid
 from .ladder import partial_readout, read_in
 from .layers import SpinWaveLinear, SpinWaveMLP
-from .parameters import SpinWaveParameters
+from .parameters import SpinWaveParameters, whole
 from .training import Diverged, fit
 
 STATIC = Path(__file__).parent / "static"
@@ -154,7 +154,7 @@ class SpinWaveExplorer(Explorer):
     ) -> None:
         check_physics(parameters, model)
         probe, control = _amplitudes(x, w)
-        _check_modes(modes, len(probe))
+        modes = whole("modes", modes, 1, len(probe))
         super().__init__(
             modes=modes, x=probe.tolist(), w=control.tolist(), model=model, **_values(parameters)
         )
@@ -165,7 +165,7 @@ class SpinWaveExplorer(Explorer):
         values[proposal.trait.name] = proposal.value
         check_physics(None, values["model"])
         _amplitudes(values["x"], values["w"])
-        _check_modes(values["modes"], len(values["w"]))
+        whole("modes", values["modes"], 1, len(values["w"]))
         return proposal.value
 
 
@@ -295,9 +295,7 @@ class LadderExplorer(Explorer):
             if key in seen:  # the page could not choose it
                 raise ValueError(f"rows of one task, network and device must have different rungs, got {name!r} twice")
             seen.add(key)
-        for what, value, most in (("digits", digits, 60_000), ("epochs", epochs, 100)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ValueError(f"{what} must be an integer from 1 to {most}, got {value!r}")
+        digits, epochs = whole("digits", digits, 1, 60_000), whole("epochs", epochs, 1, 100)
         rung = rows[0]["rung"] if rung is None else rung
         if rung not in {row["rung"] for row in rows}:
             raise ValueError(f"rung must be one of the rows', got {rung!r}")
@@ -320,7 +318,7 @@ def explore_neuron(parameters: SpinWaveParameters | None = None, modes: int = 8)
         ValueError: a number of modes out of range.
     """
     x, w = _amplitudes(None, None)
-    _check_modes(modes, len(x))
+    modes = whole("modes", modes, 1, len(x))
     sliders, note = _sliders(parameters)
     count = ipywidgets.IntSlider(modes, 1, len(x), description="Number of modes", **_STYLE)
 
@@ -346,10 +344,7 @@ def explore_training(
         ValueError: a number of images or epochs out of range.
     """
     train, test = (tuple(load_mnist(split)) for split in ("train", "test"))
-    if not (isinstance(images, int) and 1 <= images <= len(train[0])):
-        raise ValueError(f"images must be an integer from 1 to {len(train[0])}, got {images!r}")
-    if not (isinstance(epochs, int) and 1 <= epochs <= 10):
-        raise ValueError(f"epochs must be an integer from 1 to 10, got {epochs!r}")
+    images, epochs = whole("images", images, 1, len(train[0])), whole("epochs", epochs, 1, 10)
     train = train[0][:images].double(), train[1][:images]
     first = test[0][:1000], test[1][:1000]
     sliders, note = _sliders(parameters)
@@ -560,11 +555,6 @@ def _amplitudes(x: Any, w: Any) -> tuple[Tensor, Tensor]:
     if control.abs().max() > LARGEST_WEIGHT:
         raise ValueError(f"w must be from -{LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}, got {control.tolist()}")
     return probe, control
-
-
-def _check_modes(modes: int, most: int) -> None:
-    if isinstance(modes, bool) or not isinstance(modes, int) or not 1 <= modes <= most:
-        raise ValueError(f"modes must be an integer from 1 to {most}, got {modes!r}")
 
 
 def _three_bytes(weight: Tensor) -> bytes:

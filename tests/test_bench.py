@@ -427,7 +427,8 @@ def test_an_interrupted_bench_keeps_its_rows(tmp_path, capsys, no_process, monke
 @pytest.mark.parametrize(
     ("script", "reason"),
     [("kill -9 $$", "ended by signal 9"), ("echo a >&2; echo 'ValueError: b' >&2; exit 1", "ValueError: b"),
-     ("exit 3", "exit code 3")],
+     ("exit 3", "exit code 3"),
+     ("printf 'a.b.InductorError: no compiler\\n\\nSet X=1 for more\\n' >&2; exit 1", "InductorError: no compiler")],
 )  # fmt: skip
 def test_a_row_that_fails_says_why(tmp_path, monkeypatch, results, script, reason):
     python = tmp_path / "python"

@@ -106,6 +106,8 @@ def test_every_option_reaches_the_run(tmp_path):
         "data": "mnist",
         "size": 10,
         "limit": 400,
+        "augment": False,
+        "deskew": False,
         "epochs": 3,
         "batch_size": 100,
         "learning_rate": 0.1,
@@ -164,6 +166,22 @@ def test_compiled_training_agrees_with_the_ordinary_one(tmp_path):
     assert cli.main(small(tmp_path / "ordinary", *arguments[1:])) == 0
     compiled, ordinary = metrics_of(tmp_path / "compiled"), metrics_of(tmp_path / "ordinary")
     assert compiled["test_loss"] == pytest.approx(ordinary["test_loss"], rel=0.02)
+
+
+@pytest.mark.slow
+def test_compiling_without_a_compiler_is_explained(tmp_path):
+    result = python("-m", "spinwave", *small(tmp_path, "--compile"), PATH="/nowhere", CXX="/nowhere/g++")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "No working C++ compiler" in result.stderr.splitlines()[-1]
+
+
+def test_exhausted_memory_is_explained(monkeypatch, refused, tmp_path):
+    def exhausted(*_arguments, **_options):
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "fit", exhausted)
+    assert "spinwave: not enough memory" in refused(small(tmp_path))
 
 
 @pytest.mark.slow
@@ -259,7 +277,7 @@ def test_a_run_on_deskewed_digits_remembers_it(finished, tmp_path, capsys, refus
     assert score in capsys.readouterr().out
     assert cli.main(["train", "--resume", "--out", str(run)]) == 0
     capsys.readouterr()
-    assert "deskew expected None, got True" in refused(["train", "--resume", "--out", finished, "--deskew"])
+    assert "deskew expected False, got True" in refused(["train", "--resume", "--out", finished, "--deskew"])
 
 
 # ---- bad input
@@ -273,23 +291,26 @@ def test_a_run_on_deskewed_digits_remembers_it(finished, tmp_path, capsys, refus
         (["--hidden", "0"], "must be an integer >= 1, got 0"),
         (["--hidden", "-3"], "must be an integer >= 1, got -3"),
         (["--hidden", "99999999999"], "memory"),
+        (["--hidden", "999999999999999999"], "overflow"),
+        (["--hidden", str(10**19)], "every size must be an integer of 64 bits, got 10000000000000000000"),
         (["--batch-size", "0"], "batch_size must be an integer >= 1, got 0"),
         (["--lr", "-1"], "learning_rate must be positive and finite, got -1.0"),
         (["--lr", "nan"], "learning_rate must be positive and finite, got nan"),
-        (["--seed", "-1"], "seed must be an integer from 0 to 2^31 - 1, got -1"),
-        (["--seed", str(2**70)], "seed must be an integer from 0 to 2^31 - 1"),
+        (["--seed", "-1"], "seed must be an integer from 0 to 2147483647, got -1"),
+        (["--seed", str(2**70)], "seed must be an integer from 0 to 2147483647"),
         (["--device", "abacus"], "device must be one of cpu"),
         (["--model", "psychic"], "model must be one of continuum, discretized, got 'psychic'"),
         (["--coupling-total", "-1"], "coupling_total must be positive and finite, got -1.0"),
         (["--readout-coupling", "-1"], "readout_coupling must be positive and finite, got -1.0"),
         (["--optical-depth", "0"], "optical_depth must be positive and finite, got 0.0"),
         (["--detuning", "inf"], "detuning must be finite, got inf"),
-        (["--points", "1"], "points must be at least 2, got 1"),
+        (["--points", "1"], "points must be an integer >= 2, got 1"),
         (["--steepness", "0"], "steepness must be positive, got 0.0"),
         (["--data", "cats"], "dataset must be one of mnist, fashion-mnist, kmnist, emnist-digits, got 'cats'"),
         (["--size", "1"], "size must be an integer from 2 to 28, got 1"),
         (["--limit", "0"], "--limit must be at least 1, got 0"),
         (["--root", "/no/such/folder"], "root must be an existing folder, got /no/such/folder"),
+        (["--root", "~nobody-of-this-name/data"], "root must be the path of a folder, got '~nobody-of-this-name/data'"),
         (["--colour", "red"], "unrecognized arguments: --colour red"),
     ],
 )
@@ -468,8 +489,8 @@ def test_ctrl_c_ends_cleanly(finished, tmp_path, monkeypatch, capsys, module, na
     assert metrics_of(run)["confusion"] == metrics_of(finished)["confusion"]
 
 
-def python(*arguments):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def python(*arguments, **surroundings):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | surroundings
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
@@ -490,6 +511,14 @@ def running(tmp_path):
     yield process, run
     process.kill()
     process.communicate()
+
+
+def test_advice_after_ctrl_c_repeats_what_the_run_does_not_remember(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    interrupt_at(monkeypatch, training, "save_checkpoint", call=1, after=True)
+    assert cli.main(small(tmp_path, "--compile", "--device", "cpu")) == 130
+    advice = capsys.readouterr().err.partition("Continue with: python -m spinwave ")[2].splitlines()[0]
+    assert shlex.split(advice) == ["train", "--resume", "--out", str(tmp_path), "--device", "cpu", "--compile"]
 
 
 @pytest.mark.slow

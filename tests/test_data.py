@@ -239,6 +239,11 @@ def test_missing_raw_file_is_named_and_its_archive_noticed(tmp_path):
             lambda content: idx(np.zeros(4, np.uint8)),
             "5 images and 4 labels",
         ),
+        (
+            "t10k-labels-idx1-ubyte",
+            lambda content: content[:-1] + b"\x0a",
+            "damaged: expected labels from 0 to 9, got 10",
+        ),
     ],
 )
 def test_damaged_raw_file(tmp_path, name, change, message):

@@ -6,7 +6,7 @@ import mpmath
 import numba
 import pytest
 import torch
-from torch.func import grad, jacrev, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 from spinwave import SpinWaveParameters, bessel, compiled, effective, effective_weights, neuron
 from spinwave.effective import MODELS, grid
@@ -157,6 +157,19 @@ def test_the_last_weight_enters_every_mode_and_the_first_only_its_own(model):
     jacobian = jacrev(lambda w: effective_weights(w, physics, model))(random(6))
     assert (jacobian.triu() != 0).sum() == 21
     assert (jacobian.tril(-1) == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # PyTorch's own forward mode
+def test_forward_and_second_derivatives_agree_with_reverse_mode(model):
+    physics = SpinWaveParameters(coupling_total=5, points=15)
+
+    def energy(w):
+        return effective_weights(w, physics, model).square().sum()
+
+    w = random(6)
+    jacobian = jacrev(lambda w: effective_weights(w, physics, model))(w)
+    assert torch.allclose(jacfwd(lambda w: effective_weights(w, physics, model))(w), jacobian, rtol=1e-12, atol=1e-14)
+    assert torch.allclose(hessian(energy)(w), jacrev(jacrev(energy))(w), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (1, 7), (2, 3, 7)])

@@ -1,5 +1,8 @@
 """An ensemble is its members, trained side by side."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +56,16 @@ def test_members_are_those_of_single_runs(digits, model, dtype, rates):
         if dtype == torch.float64:
             for ours, theirs in zip(network.parameters(), single.parameters(), strict=True):
                 assert torch.allclose(ours, theirs, **close)
+
+
+def test_seeds_and_rates_may_be_arrays(digits):
+    options = {"epochs": 1, "sizes": (100, 10), "progress": False}
+    rates = np.array([0.1, 0.2], dtype=np.float32)
+    arrays, metrics = fit_ensemble(*digits, seeds=np.arange(2), learning_rates=rates, **options)
+    lists, _ = fit_ensemble(*digits, seeds=[0, 1], learning_rates=rates.tolist(), **options)
+    for ours, theirs in zip(arrays, lists, strict=True):
+        assert torch.equal(ours.layers[0].weight, theirs.layers[0].weight)
+    json.dumps(metrics)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def test_state_dict_carries_weight_and_gain():
 
 def test_a_printed_layer_shows_sizes_physics_and_model(model):
     shown = repr(SpinWaveLinear(6, 4, PHYSICS, model))
-    assert shown == f"SpinWaveLinear(6, 4, {PHYSICS}, model={model!r})"
+    assert shown == f"SpinWaveLinear(6, 4, {PHYSICS}, model={model!r}, bias=False)"
+    assert repr(SpinWaveLinear(6, 4, bias=True)).endswith(", bias=True)")
 
 
 def test_deepcopy_is_independent():
@@ -399,6 +400,9 @@ def test_calibration_on_nothing_is_an_error(sample):
         (lambda: SpinWaveLinear(0, 3), "in_features must be an integer >= 1, got 0"),
         (lambda: SpinWaveLinear(3, 2.0), "out_features must be an integer >= 1, got 2.0"),
         (lambda: SpinWaveLinear(3, 2, model="loop"), "model must be one of continuum, discretized, got 'loop'"),
+        (lambda: SpinWaveLinear(3, 2, dtype=torch.complex64), "dtype must be real floating point, got torch.complex64"),
+        (lambda: SpinWaveLinear(3, 2, dtype=torch.int64), "dtype must be real floating point, got torch.int64"),
+        (lambda: SpinWaveMLP((5, 2.5, 3)), "every size must be an integer >= 1, got 2.5"),
         (lambda: SpinWaveMLP((5,)), r"at least an input and an output, got \(5,\)"),
         (lambda: SpinWaveMLP((5, 3))(torch.ones(2, 4)), r"shape \(..., 5\), got \(2, 4\)"),
         (lambda: SpinWaveMLP((5, 3))(torch.tensor(1.0)), r"shape \(..., 5\), got \(\)"),

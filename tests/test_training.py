@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, load_file, save, save_file
@@ -226,7 +227,7 @@ def test_resumed_run_on_distorted_digits_equals_one_never_stopped(digits, tmp_pa
         stop_after(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             train(digits, augment=True, out=tmp_path)
-    with pytest.raises(ValueError, match="augment expected True, got None"):
+    with pytest.raises(ValueError, match="augment expected True, got False"):
         train(digits, network(seed=9), out=tmp_path, resume=True)
     resumed, _ = train(digits, network(seed=9), augment=True, out=tmp_path, resume=True)
     assert same(weights(resumed), weights(straight))
@@ -340,7 +341,16 @@ def test_notes_with_tuples_can_be_resumed(digits, tmp_path):
 
 
 def test_notes_cannot_replace_settings(digits):
-    assert train(digits, epochs=1, notes={"seed": 7})[1]["settings"]["seed"] == 0
+    settings = train(digits, epochs=1, notes={"seed": 7, "augment": True})[1]["settings"]
+    assert (settings["seed"], settings["augment"]) == (0, False)
+
+
+def test_numbers_of_other_libraries_are_numbers(digits, tmp_path):
+    steps = {"epochs": np.int64(2), "batch_size": torch.tensor(100)}
+    _, metrics = train(digits, out=tmp_path, learning_rate=np.float32(0.25), seed=np.int8(3), **steps)
+    plain = train(digits, epochs=2, batch_size=100, learning_rate=0.25, seed=3)[1]
+    assert metrics["settings"] == plain["settings"]
+    assert metrics["test_loss"] == plain["test_loss"]
 
 
 # ---- bad arguments
@@ -355,15 +365,19 @@ def test_notes_cannot_replace_settings(digits):
         ({"batch_size": -1}, "batch_size must be an integer >= 1, got -1"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"learning_rate": -0.1}, "learning_rate"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number, got 'fast'"),
         ({"learning_rate": math.nan}, "learning_rate .* got nan"),
         ({"learning_rate": math.inf}, "learning_rate .* got inf"),
-        ({"seed": -1}, "seed must be an integer from 0 to 2.31 - 1, got -1"),
+        ({"seed": -1}, "seed must be an integer from 0 to 2147483647, got -1"),
         ({"seed": 2**31}, "seed"),
         ({"device": "abacus"}, "device must be one of cpu.* got 'abacus'"),
+        ({"device": 3.5}, "device must be one of cpu.* got 3.5"),
         ({"device": "meta"}, "device must be one of cpu.* got 'meta'"),
         ({"device": "cuda:77"}, "device must be one of cpu.* got 'cuda:77'"),
         ({"resume": True}, "resume needs out"),
         ({"notes": {"x": object()}}, "notes must be a dict that JSON can hold"),
+        ({"notes": {"x": math.nan}}, "notes must be a dict that JSON can hold"),
+        ({"notes": ["mnist"]}, "notes must be a dict that JSON can hold"),
     ],
 )
 def test_bad_argument_is_named(digits, options, message):
@@ -476,6 +490,13 @@ def test_huge_learning_rate_diverges(digits, tmp_path, model, learning_rate):
     with pytest.raises(Diverged, match=r"diverged in epoch 1: .*smaller learning rate.*nothing was saved"):
         train(digits, network(parameters=physics, model=model), learning_rate=learning_rate, out=tmp_path)
     assert not (tmp_path / CHECKPOINT).exists()
+
+
+def test_an_error_of_the_model_is_not_told_as_divergence(digits):
+    """BatchNorm refuses a batch of one image, here the last of each epoch."""
+    model = nn.Sequential(nn.BatchNorm1d(100), nn.Linear(100, 10))
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        train(digits, model, batch_size=len(digits[0][0]) - 1)
 
 
 def test_loss_that_is_not_finite_stops_at_once_on_the_cpu(digits, monkeypatch):

@@ -231,7 +231,7 @@ def test_panel_names_what_cannot_be_computed():
     panel = explore_neuron()
     draw, panel._draw = panel._draw, lambda: SpinWaveParameters(points=1)
     panel._update()
-    assert "points must be at least 2" in panel.children[2].value
+    assert "points must be an integer >= 2" in panel.children[2].value
     panel._draw = draw
     panel._update()
     assert panel.children[2].value == ""
