@@ -74,8 +74,9 @@ class SpinWaveLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
         self.register_buffer("gain", torch.ones((), device=device, dtype=dtype))
-        # weight and gain (which moving and converting a module replaces), their state and the matrix that belongs to it
-        self._kept: tuple[Tensor, Tensor, tuple[object, ...], Tensor] | None = None
+        # Weight and gain (which moving and converting a module replaces), their state and the matrix that belongs to it.
+        # Last their memory, for nothing else to take its place.
+        self._kept: tuple[Tensor, Tensor, tuple[object, ...], Tensor, tuple[Tensor, Tensor]] | None = None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -95,21 +96,21 @@ class SpinWaveLinear(nn.Module):
         """The matrix of the layer, gain included: ``(out_features, in_features)``, differentiable.
 
         While gradients are not recorded it is worked out once and kept until the weights, the gain or the physics
-        change, or the layer is used with gradients. PyTorch does not count changes through ``weight.data`` and by
-        fused optimisers: after one of these and before the next pass with gradients call :meth:`train` or ``eval``.
+        change, or the layer is used with gradients. PyTorch does not count changes inside ``weight.data`` and by fused
+        optimisers: after one of these and before the next pass with gradients call :meth:`train` or ``eval``.
         Compiled code does not keep it: for evaluation compile what :meth:`fold` returns.
         """
         recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
         if not recorded and self._kept is not None:
             # A module looks for its attributes longer than all the rest of this takes.
             weight, gain = self._parameters.get("weight"), self._buffers.get("gain")
-            kept_weight, kept_gain, state, h = self._kept
+            kept_weight, kept_gain, state, h, _ = self._kept
             if weight is kept_weight and gain is kept_gain and state == self._state(kept_weight, kept_gain, h):
                 return h
         weight, gain = self.weight, self.gain
         h = compute(weight, self.physics, self.model, weight.device.type == "cpu", gain)
         if not recorded and is_plain(weight) and not weight.is_inference() and not h.is_inference():
-            self._kept = weight, gain, self._state(weight, gain, h), h
+            self._kept = weight, gain, self._state(weight, gain, h), h, (weight.detach(), gain.detach())
         return h
 
     def _state(self, weight: Tensor, gain: Tensor, h: Tensor) -> tuple[object, ...]:

@@ -215,6 +215,14 @@ def test_the_kept_weight_is_neither_what_a_reader_made_of_it_nor_an_inference_te
     (x.clone().requires_grad_() @ h.T).sum().backward()
 
 
+@torch.no_grad()
+def test_the_kept_weight_is_not_taken_for_that_of_new_weights_at_an_old_place_in_memory():
+    layer, x = SpinWaveLinear(20, 3), torch.randn(4, 20)
+    for _ in range(300):  # the memory of weights that are gone is given to new ones sooner or later
+        layer.weight.data = torch.randn(3, 20)
+        assert torch.allclose(layer(x), x @ (layer.gain * effective_weights(layer.weight)).T, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["layer", "network"])
 def test_a_gain_that_is_to_be_learned_gets_its_gradient(model, kind):
     torch.manual_seed(0)
