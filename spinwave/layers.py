@@ -74,8 +74,8 @@ class SpinWaveLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
         self.register_buffer("gain", torch.ones((), device=device, dtype=dtype))
-        # Weight and gain (which moving and converting a module replaces), their state and the matrix that belongs to it.
-        # Last their memory, for nothing else to take its place.
+        # Weight and gain (which moving and converting a module replaces), their state, the matrix that belongs to it,
+        # and their memory, for nothing else to take its place.
         self._kept: tuple[Tensor, Tensor, tuple[object, ...], Tensor, tuple[Tensor, Tensor]] | None = None
         self.reset_parameters()
 
