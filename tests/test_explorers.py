@@ -79,6 +79,9 @@ def pages(network, test_digits):
         "all": "".join(single.values()),
         "two": "".join(f"<section>{make[name]()}{make[name]()}</section>" for name in NAMES),
         "strong": SpinWaveExplorer(SpinWaveParameters(coupling_total=1e4, steepness=math.inf)).html(),
+        "rungs": LadderExplorer(
+            [{"rung": f"continuum, {10**k} at a time", "seconds_per_digit": 10.0**-k} for k in range(8)]
+        ).html(),
         "empty": "",
     }
 
@@ -236,6 +239,10 @@ def test_page_classifies_as_torch_does(visit, network, test_digits, coupling_tot
     limited = (coupling_total or 0) / 100 * largest > LARGEST_COUPLING
     assert explorer.locator("> .sw-note").is_visible() == limited
     assert accuracy(explorer) == pytest.approx(score["accuracy"], abs=0.01 if limited else 1e-9)
+    if not limited:  # of digits whose right answer has a probability of 0 in float64, too
+        said = explorer.locator(".sw-score").inner_text()
+        nats = float(re.search(r"cross entropy ([\d.]+);", said)[1])
+        assert nats == pytest.approx(score["loss"], rel=0.01)
 
 
 def test_at_least_95_of_100_test_digits_are_read_right(visit):
@@ -324,7 +331,11 @@ def test_ladder_under_the_keyboard_and_the_pointer(visit):
     expect(computed(explorer)).to_contain_text("60 ms")
     explorer.get_by_label("Digits, value").fill("1")
     explorer.get_by_label("Digits, value").press("Enter")
-    expect(computed(explorer)).to_contain_text("1 µs for 1 digits")
+    expect(computed(explorer)).to_contain_text("1 µs for 1 digit × 10 epochs")
+    explorer.get_by_label("Digits", exact=True).focus()
+    for key, number in (("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("ArrowLeft", 1), ("ArrowLeft", 1)):
+        page.keyboard.press(key)
+        expect(explorer.get_by_label("Digits, value")).to_have_value(str(number))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -352,6 +363,43 @@ def test_digit_drawn_with_the_pointer(visit):
     page.mouse.move(middle, box["y"] + 0.85 * box["height"], steps=5)
     page.mouse.up()
     expect(explorer.locator(".verdict")).to_have_text("Reads a 1.")
+
+
+def test_clear_ends_erasing(visit):
+    page = visit("digits.html")
+    explorer = ready(page, "digits")
+    explorer.get_by_role("button", name="Erase").click()
+    explorer.get_by_role("button", name="Clear").click()
+    expect(explorer.locator(".verdict")).to_have_text("Nothing drawn yet.")
+    explorer.get_by_role("application").click()
+    expect(explorer.locator(".verdict")).to_contain_text("Reads a")
+
+
+def test_outputs_stay_in_line(visit):
+    page = visit("digits.html", viewport={"width": 390, "height": 844})
+    explorer = ready(page, "digits")
+    number = explorer.get_by_label("Total coupling C, value")
+    number.fill("3")
+    number.press("Enter")
+    expect(explorer.locator(".output.best")).to_contain_text("100.0 %")
+    heights = explorer.locator(".output span:last-child").evaluate_all("(all) => all.map((one) => one.offsetHeight)")
+    assert len(set(heights)) == 1
+
+
+def test_times_are_not_printed_over_the_rungs(visit):
+    page = visit("rungs.html", viewport={"width": 390, "height": 844})
+    explorer = ready(page, "ladder")
+    overlap = """(lines) => lines.filter((line) => {
+      const range = document.createRange();
+      range.selectNodeContents(line.children[1]);
+      const [name, time] = [range, line.lastChild.lastChild].map((part) => part.getBoundingClientRect());
+      return time.left < name.right && time.top < name.bottom;
+    }).length"""
+    for digits in ("60000", "1"):
+        explorer.get_by_label("Digits, value").fill(digits)
+        explorer.get_by_label("Digits, value").press("Enter")
+        page.wait_for_timeout(100)
+        assert explorer.locator(".sw-rung").evaluate_all(overlap) == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -486,6 +534,30 @@ def test_modes_are_stored_one_after_another(visit):
     explorer.get_by_role("button", name="Play").click()
     expect(explorer.get_by_role("button", name="Play")).to_be_visible()
     expect(stored).to_have_value("6")
+
+
+def test_curves_of_any_size_have_axes(visit):
+    """From minus to plus four times a power of ten there was one tick, and no distance of ticks."""
+    explorer = ready(visit("spin_wave.html"), "spin_wave")
+    for label, value in (("Number of modes", "1"), ("Total coupling C", "0.0836")):
+        explorer.get_by_label(f"{label}, value").fill(value)
+        explorer.get_by_label(f"{label}, value").press("Enter")
+    expect(computed(explorer)).to_contain_text("a = −0.0451")
+    response = explorer.get_by_role("img", name="Output f against the weight")
+    assert response.locator(".tick").count() >= 5
+    assert "NaN" not in response.inner_html()
+
+
+def test_output_is_drawn_as_far_as_it_is_validated(visit):
+    explorer = ready(visit("spin_wave.html"), "spin_wave")
+    width = "(svg) => svg.querySelector('path').getBBox().width"
+    response = explorer.get_by_role("img", name="Output f against the weight")
+    whole = response.evaluate(width)
+    number = explorer.get_by_label("Total coupling C, value")
+    number.fill("20")
+    number.press("Enter")
+    expect(computed(explorer)).to_contain_text("a = −1.8.")
+    assert response.evaluate(width) == pytest.approx(whole * 12 / 20, rel=0.02)  # a = w C / n up to 5
 
 
 def test_play_without_motion(visit):

@@ -12,10 +12,10 @@ const STYLE = `
 .sw .pad:focus-visible .cursor { visibility: visible; }
 .sw .hidden-units { max-width: 17rem; aspect-ratio: 1; }
 .sw .hidden-units rect { fill: var(--sw-a); }
-.sw .output { display: grid; grid-template-columns: 1.2rem 1fr 3.5rem; gap: 0.5rem; align-items: center; height: 1.55rem; }
+.sw .output { display: grid; grid-template-columns: 1.2rem 1fr 4.2rem; gap: 0.5rem; align-items: center; height: 1.55rem; }
 .sw .output i { height: 0.8rem; background: var(--sw-a); border-radius: 2px; opacity: 0.55; }
 .sw .output.best { font-weight: 700; } .sw .output.best i { opacity: 1; }
-.sw .output span:last-child { text-align: right; font-variant-numeric: tabular-nums; }
+.sw .output span:last-child { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .sw .verdict { margin-top: 0.4rem; font-weight: 600; }
 .sw-score { display: flex; flex-wrap: wrap; gap: 0.25rem 1.5rem; align-items: baseline; }
 .sw-score strong { font-size: 1.5rem; }
@@ -139,11 +139,12 @@ async function render({ model, el }) {
     changePicture(images.slice(number * size * size, (number + 1) * size * size), number);
   };
   const button = (text, onclick, label = text) => make("button", { type: "button", "aria-label": label, onclick }, text);
-  const erase = button("Erase", () => {
-    erasing = !erasing;
-    erase.setAttribute("aria-pressed", String(erasing));
-  });
-  erase.setAttribute("aria-pressed", "false");
+  const setErasing = (on) => {
+    erasing = on;
+    erase.setAttribute("aria-pressed", String(on));
+  };
+  const erase = button("Erase", () => setErasing(!erasing));
+  setErasing(false);
 
   // ---- what the network makes of it
 
@@ -172,7 +173,10 @@ async function render({ model, el }) {
     make("div", { class: "sw-digits" },
       make("figure", {}, make("figcaption", {}, "Draw in the frame"), pad,
         make("div", { class: "sw-bar" },
-          button("Clear", () => changePicture(new Float64Array(size * size))), erase,
+          button("Clear", () => {
+            setErasing(false); // nothing is left to erase
+            changePicture(new Float64Array(size * size));
+          }), erase,
           button("Previous", testDigit(-1), "Previous test digit"),
           button("Next", testDigit(1), "Next test digit"))),
       make("figure", {}, make("figcaption", {}, `${layers[0].outputs} hidden neurons`), units),
@@ -219,7 +223,9 @@ async function render({ model, el }) {
     for (let s = 0; s < labels.length; s++) {
       const logits = network.logits.subarray(s * classes, (s + 1) * classes);
       right += argmax(logits) === labels[s];
-      nats -= Math.log(Math.max(softmax(logits)[labels[s]], 1e-300)) / labels.length;
+      const most = Math.max(...logits); // not the logarithm of softmax, which may be 0
+      const rest = logits.reduce((sum, logit) => sum + Math.exp(logit - most), 0);
+      nats += (most - logits[labels[s]] + Math.log(rest)) / labels.length;
     }
     accuracy.textContent = `${show((100 * right) / labels.length, 4)} %`;
     loss.textContent =

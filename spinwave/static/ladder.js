@@ -24,6 +24,7 @@ const STYLE = `
 .sw-evidence { margin-top: 0.75rem; min-height: 8rem; }
 @media (max-width: 600px) {
   .sw .sw-rung { grid-template-columns: 1fr; }
+  .sw-track { margin-top: 0.5rem; }
   .sw-axis .crowded { display: none; }
   .sw .sw-axis { margin-left: 0.25rem; margin-right: 0.25rem; }
 }
@@ -38,8 +39,11 @@ const place = (seconds) => (100 * (Math.min(LAST, Math.max(FIRST, Math.log10(sec
 
 function duration(seconds) {
   const [unit, name] = UNITS.find(([size]) => seconds >= size) ?? UNITS.at(-1);
-  return `${show(seconds / unit, seconds / unit >= 100 ? 3 : 2)} ${name}`;
+  const number = show(seconds / unit, seconds / unit >= 100 ? 3 : 2);
+  return `${number} ${number === "1" ? name.replace(/^(day|year)s$/, "$1") : name}`;
 }
+
+const count = (number, name) => `${number.toLocaleString("fr")} ${name}${number === 1 ? "" : "s"}`;
 
 function render({ model, el }) {
   const rows = model.get("rows");
@@ -105,7 +109,7 @@ function render({ model, el }) {
     const slowest = shown().reduce((a, b) => (a.seconds_per_digit > b.seconds_per_digit ? a : b));
     const factor = slowest.seconds_per_digit / chosen.seconds_per_digit;
     status.textContent =
-      `${chosen.rung}: ${duration(time(chosen))} for ${model.get("digits").toLocaleString("fr")} digits × ${model.get("epochs")} epochs` +
+      `${chosen.rung}: ${duration(time(chosen))} for ${count(model.get("digits"), "digit")} × ${count(model.get("epochs"), "epoch")}` +
       (factor > 1 ? `, ${show(factor, 2)} times faster than ${slowest.rung}.` : ".");
     explain();
   }

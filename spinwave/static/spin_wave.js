@@ -105,8 +105,8 @@ function render({ model, el }) {
     const g = grid(p.points);
     const z = Float64Array.from({ length: 101 }, (_, i) => i / 100);
     const d = Float64Array.from({ length: 141 }, (_, i) => (i - 40) / 100);
-    const values = Float64Array.from({ length: 61 }, (_, i) => i / 10 - 3);
-    const inRange = limitWeights(values, { coupling_total: (p.coupling_total / n) * values.length }).w;
+    const most = Math.min(3, (LARGEST_COUPLING * n) / p.coupling_total);
+    const values = Float64Array.from({ length: 61 }, (_, i) => (i / 30 - 1) * most);
     const square = p.readout_coupling ** 2;
     const kernel = (steepness) => d.map((distance) => {
       const b = a[k] ** 2;
@@ -118,7 +118,7 @@ function render({ model, el }) {
       partial: { xs: d, re: kernel(Infinity) },
       final: { xs: z, re: z.map((position) => p.readout_coupling * clifford(1, square * (1 - position))) },
       wave: { xs: z, ...spinWave(x.slice(0, stored), a.subarray(0, stored), phase, z) },
-      response: { xs: values, re: continuumResponse(x, w, p, k, inRange) },
+      response: { xs: values, re: continuumResponse(x, w, p, k, values) },
       weights: { re: continuum(w, p) },
     };
     const onGrid = {
@@ -126,7 +126,7 @@ function render({ model, el }) {
       partial: { xs: d, re: kernel(p.steepness) },
       final: { xs: g.z, re: readoutRow(p, g).map((value, i) => value / g.q[i]) },
       wave: { xs: g.z, ...store(x.slice(0, stored), a.subarray(0, stored), p, g)[stored] },
-      response: { xs: values, re: discretizedResponse(x, w, p, k, inRange) },
+      response: { xs: values, re: discretizedResponse(x, w, p, k, values) },
       weights: { re: discretized(w, p) },
     };
     const chosenIsGrid = model.get("model") === "discretized";

@@ -124,7 +124,7 @@ export function slider(model, field, access = {}) {
     const whole = field.step === 1 ? Math.round(limited) : limited;
     if (limited !== value) {
       noted = whole;
-      note.textContent = `limited to ${show(limited)}: validated from ${show(field.min)} to ${show(field.max)}`;
+      note.textContent = `limited to ${show(limited)}: ${log && field.step === 1 ? "" : "validated "}from ${show(field.min)} to ${show(field.max)}`;
     } else if (whole !== noted) {
       noted = null;
       note.textContent = "";
@@ -149,8 +149,9 @@ export function slider(model, field, access = {}) {
     const direction = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
     if (!log || !direction) return;
     event.preventDefault();
-    range.value = String(Number(range.value) + direction / 20);
-    range.dispatchEvent(new Event("input"));
+    const next = from(Number(range.value) + direction / 20);
+    const stuck = field.step === 1 && Math.round(next) === get();
+    enter(Math.min(field.max, Math.max(field.min, stuck ? get() + direction : next)));
   });
   const enter = (value) => {
     noted = null;
@@ -185,11 +186,16 @@ export function choice(model, name, title, options) {
   return make("fieldset", {}, make("legend", {}, title), ...radios);
 }
 
-/** Round numbers that divide [low, high] into a few steps. */
-function ticks(low, high) {
+/** A round number that divides [low, high] into a few steps. */
+function tickStep(low, high) {
   const rough = (high - low) / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+}
+
+/** Its multiples in [low, high]. */
+function ticks(low, high) {
+  const step = tickStep(low, high);
   const found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push(k * step);
   return found;
@@ -213,8 +219,7 @@ export function plot(title, xLabel) {
     const values = [...curves, ...bars].flatMap(({ ys }) => Array.from(ys)).concat(dots.map(([, y]) => y), [0]);
     let [least, most] = [Math.min(...values), Math.max(...values)];
     if (least === most) [least, most] = [-1, 1];
-    const yTicks = ticks(least, most);
-    const step = yTicks[1] - yTicks[0];
+    const step = tickStep(least, most);
     [least, most] = [Math.floor(least / step + 1e-9) * step, Math.ceil(most / step - 1e-9) * step];
     const X = (x) => (left + ((x - low) / (high - low)) * (right - left)).toFixed(1);
     const Y = (y) => (bottom - ((y - least) / (most - least)) * (bottom - top)).toFixed(1);
