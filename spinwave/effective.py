@@ -5,7 +5,7 @@ not depend on the batch. Two models of H, both in terms of ``a_i = w_i C_total /
 
 discretized
     The question's grid. Spin wave B(z) on N points, read-in g, read-out M, final read-out row r:
-    ``B <- B + x_i g(a_i) - M(a_i) B`` for i = 1..n and ``f = r B``. Swept backwards, ``h_i = r g(a_i)`` and
+    ``B <- B + x_i g(a_i) - M(a_i) B`` for i = 1..n and ``f = r Re B``. Swept backwards, ``h_i = r Re g(a_i)`` and
     ``r <- r - r M(a_i)`` for i = n..1, one sweep serves every x.
 
 continuum

@@ -48,7 +48,8 @@ class SpinWaveLinear(nn.Module):
 
     Raises:
         ValueError: sizes below 1, an unknown model, an input whose last dimension is not ``in_features``. On
-            the CPU also weights that are NaN or infinite; on a GPU these pass through, since looking would stall it.
+            the CPU also weights that are NaN or infinite; on a GPU these pass through, since looking would stall it,
+            and a coupling ``|a| > 5`` of a mode gives NaN.
     """
 
     gain: Tensor

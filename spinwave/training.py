@@ -105,7 +105,8 @@ def fit(
         ValueError: arguments outside their range, tensors that do not fit, a folder that cannot be made, holds another
             run or is in use.
         Diverged: images are not finite, the loss became NaN or infinite, or the weights grew past what the layers
-            can compute. The checkpoint of the last good epoch is kept; ``model`` is left as it is.
+            can compute. The checkpoint of the last good epoch is kept; ``model`` has the weights at which training
+            stopped.
         OSError: a checkpoint could not be written; the one before it is kept.
     """
     epochs, batch_size, learning_rate, seed = recipe(epochs, batch_size, learning_rate, seed)
@@ -235,7 +236,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int =
             for the time being.
         images: ``(N, features)``, on the device of the model.
         labels: ``(N,)`` int64.
-        batch_size: images at a time.
+        batch_size: images at a time, an integer >= 1.
 
     Returns:
         ``loss`` (mean cross entropy), ``accuracy`` (a fraction) and ``confusion``, an int64 tensor
@@ -245,6 +246,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int =
         ValueError: tensors that do not fit together.
     """
     check_data("evaluation", images, labels)
+    batch_size = whole("batch_size", batch_size)
     modes = {module: module.training for module in model.modules()}
     if any(modes.values()):
         model.eval()

@@ -120,7 +120,8 @@ class SpinWaveExplorer(Explorer):
     Arguments:
         parameters: where the sliders start; the question's by default.
         modes: number of modes at the start, an integer >= 1.
-        x: probe amplitudes, ``(most modes,)``; thirty random ones in [0, 1] by default.
+        x: probe amplitudes, one for each mode up to the most that the slider offers; thirty random ones in [0, 1] by
+            default.
         w: control amplitudes, as many, from -3 to 3; random ones by default.
         model: ``"continuum"`` or ``"discretized"``, the model drawn with full lines.
 
