@@ -134,12 +134,12 @@ def checkup(
     """
     if not callable(f):
         raise ValueError(f"f must be a function f(x, w), got {type(f).__name__}")
-    _check_settings(modes, seed, network, samples, topics, time_limit)
+    plain = _plain_settings(modes, seed, network, samples, topics, time_limit)
     given = [value for value in (x, w) if isinstance(value, Tensor)]
     chosen = choose_device(device if device is not None else given[0].device if given else "cpu")
 
     with _ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-        work = _Checkup(f, x, w, modes, seed, chosen, tuple(network), samples, tuple(topics), progress)
+        work = _Checkup(f, x, w, device=chosen, progress=progress, **plain)
         begin = time.perf_counter()
         if not within(time_limit, work.run):
             work.out_of_time(time_limit)
@@ -147,21 +147,23 @@ def checkup(
     return work.report
 
 
-def _check_settings(
+def _plain_settings(
     modes: int, seed: int, network: Sequence[int], samples: int, topics: Sequence[str], time_limit: float
-) -> None:
-    whole("seed", seed, 0, MOST_SEED)
+) -> dict[str, Any]:
+    """All but the last as data that JSON can hold; a ValueError unless they are of their kinds and in range."""
+    seed = whole("seed", seed, 0, MOST_SEED)
     if isinstance(network, str) or not isinstance(network, Collection) or len(network) < 2:
         raise ValueError(f"network must be at least two sizes, got {network!r}")
     if isinstance(topics, str) or not isinstance(topics, Collection):
         raise ValueError(f"topics must be a list of some among {', '.join(TOPICS)}, got {topics!r}")
-    for name, size in (("modes", modes), ("samples", samples), *(("network", size) for size in network)):
-        whole(name, size)
+    modes, samples = whole("modes", modes), whole("samples", samples)
+    network = [whole("network", size) for size in network]
     unknown = [topic for topic in topics if topic not in TOPICS]
     if unknown or not topics:
         raise ValueError(f"topics must be among {', '.join(TOPICS)}, got {', '.join(map(str, unknown)) or 'none'}")
     if not isinstance(time_limit, numbers.Real) or not time_limit > 0:
         raise ValueError(f"time_limit must be positive, a number of seconds, got {time_limit!r}")
+    return {"modes": modes, "seed": seed, "network": network, "samples": samples, "topics": list(topics)}
 
 
 # ---- numbers
@@ -314,9 +316,9 @@ class _Checkup:
         modes: int,
         seed: int,
         device: torch.device,
-        network: tuple[int, ...],
+        network: Sequence[int],
         samples: int,
-        topics: tuple[str, ...],
+        topics: Sequence[str],
         progress: Callable[[CheckupReport], None] | None,
     ):
         self.f = Patient(f, seed)
@@ -1673,8 +1675,9 @@ def check_file(
     Raises:
         ValueError: no such file or function, a file that raises when it is loaded, or settings out of range.
     """
-    _check_settings(time_limit=seconds, **{key: value for key, value in settings.items() if key != "device"})
-    device = choose_device(settings.get("device") or "cpu")
+    device = settings.pop("device", None)
+    settings = _plain_settings(time_limit=seconds, **settings)
+    device = choose_device(device or "cpu")
     file, separator, name = target.rpartition(":")
     if not (separator and file and name.isidentifier()):
         raise ValueError(f"expected path/to/file.py:function, got {target!r}")
