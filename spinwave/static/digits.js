@@ -51,11 +51,15 @@ const rectify = (y) => y.map((value) => Math.max(0, value));
 
 const rootMeanSquare = (y) => Math.sqrt(y.reduce((sum, value) => sum + value * value, 0) / y.length);
 
-function softmax(logits) {
+/** Logarithm of the sum of exponentials, of which the largest alone may overflow. */
+function logSumExp(logits) {
   const most = Math.max(...logits);
-  const terms = Array.from(logits, (logit) => Math.exp(logit - most));
-  const total = terms.reduce((sum, term) => sum + term);
-  return terms.map((term) => term / total);
+  return most + Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - most), 0));
+}
+
+function softmax(logits) {
+  const total = logSumExp(logits);
+  return Array.from(logits, (logit) => Math.exp(logit - total));
 }
 
 const argmax = (values) => values.reduce((best, value, i) => (value > values[best] ? i : best), 0);
@@ -223,9 +227,7 @@ async function render({ model, el }) {
     for (let s = 0; s < labels.length; s++) {
       const logits = network.logits.subarray(s * classes, (s + 1) * classes);
       right += argmax(logits) === labels[s];
-      const most = Math.max(...logits); // not the logarithm of softmax, which may be 0
-      const rest = logits.reduce((sum, logit) => sum + Math.exp(logit - most), 0);
-      nats += (most - logits[labels[s]] + Math.log(rest)) / labels.length;
+      nats += (logSumExp(logits) - logits[labels[s]]) / labels.length; // softmax itself may be 0
     }
     accuracy.textContent = `${show((100 * right) / labels.length, 4)} %`;
     loss.textContent =
