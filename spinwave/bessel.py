@@ -81,8 +81,6 @@ def clifford(n: int, c: Tensor) -> Tensor:
 
 class _Clifford(torch.autograd.Function):
     # No jvp: torch.compile does not trace a Function that has one, and PyTorch 2.14 takes a jvp of a jvp for zero.
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(n: int, c: Tensor) -> Tensor:
         return _evaluate(n, c.double()).to(c.dtype)
@@ -96,6 +94,10 @@ class _Clifford(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (c,) = ctx.saved_tensors
         return None, -grad * _Clifford.apply(ctx.n + 1, c)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[None, int], n: int, c: Tensor) -> tuple[Tensor, int]:
+        return _Clifford.apply(n, c), in_dims[1]  # of all elements at once, for a look at their values
 
 
 def horner(coefficients: Sequence[float], t: Tensor) -> Tensor:

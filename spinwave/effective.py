@@ -22,7 +22,8 @@ The kernels are those of Nunn et al., Phys. Rev. A 75, 011401(R) (2007).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import TransformType
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from . import compiled
 from .bessel import clifford, horner, seen
@@ -85,9 +88,10 @@ def effective_weights(
         H of the shape, dtype and device of ``w``. Error at most 1e-10 (float64) or 1e-5 (float32) of the largest
         ``|H|`` for couplings ``|a| <= 5`` per mode; where read-outs and Stark phases leave next to nothing of any H,
         of ``max |a| (1 - C_0(R^2)) / R``, which it is without them. 16-bit types are computed in float32 and rounded.
-        Stronger couplings are served too, except where the values of ``w`` cannot be looked at, inside
-        torch.func.vmap and on a GPU inside torch.compile: there such a coupling gives NaN. Derivatives are of any
-        order in reverse mode; forward mode is torch.func's alone, and only where no coupling is strong.
+        Stronger couplings are served too, except where the values of ``w`` are out of reach: of the discretized model
+        inside torch.func.vmap, on a GPU inside torch.func.vmap or torch.compile. There such a coupling gives NaN.
+        Derivatives are of any order in reverse mode; forward mode is torch.func's alone, and only where no coupling
+        is strong.
 
     Raises:
         ValueError: ``w`` is not a real floating-point tensor, is empty, has no mode axis or is not finite; the
@@ -166,25 +170,22 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     if gain is not None and gain.requires_grad:
         return (gain * compute(w, parameters, model, look)).to(w.dtype)
     kind = w.device.type
+    working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
     h: Tensor
-    # vmap and grad inside torch.compile need the formula
-    called = torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-    if called and look and kind == "cpu" and model == "continuum":
-        rows = (w if w.element_size() > 2 else w.float()).reshape(-1, w.shape[-1])
-        h = _Called.apply(rows, gain, parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase)
-        return h.view(w.shape).to(w.dtype)
+    if look and kind == "cpu" and model == "continuum" and _has_loops(working):
+        rows = working.reshape(-1, w.shape[-1])
+        # inside torch.func every neuron may have its own gain
+        inside, outside = (None, gain) if torch._C._are_functorch_transforms_active() else (gain, None)
+        physics = parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase
+        h = _closed(rows, inside, *physics).view(w.shape)
+        return (h if outside is None else outside * h).to(w.dtype)
     # Tensors on "meta" have no autocast; asking torch.amp whether a device has breaks the graph of PyTorch 2.6.
     if kind != "meta" and torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             return compute(w, parameters, model, look, gain)
-    working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
     if model == "discretized":
         h = _discretized(working, parameters, look)
         return (h if gain is None else gain * h).to(w.dtype)
-    if look and kind == "cpu" and is_plain(working):
-        rows = working.reshape(-1, w.shape[-1])
-        h = _closed_rows(rows, parameters, _number(gain))
-        return h.view(w.shape).to(w.dtype)
     # the largest sum of squared couplings of a neuron
     norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
     total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
@@ -233,10 +234,6 @@ class _TooStrong(Exception):
     """No series serves these couplings."""
 
 
-def _number(gain: Tensor | None) -> float:
-    return 1.0 if gain is None else gain.item()
-
-
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor has values to look at: it is not traced, vmapped or of a kind of its own."""
     return (
@@ -247,24 +244,29 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _closed_rows(rows: Tensor, parameters: SpinWaveParameters, gain: float) -> Tensor:
-    """``gain H`` of rows, ``(neurons, modes)``: where no series serves a row, by Bessel functions."""
-    h: Tensor
-    try:
-        h = _Closed.apply(rows, parameters, gain)
-    except _TooStrong:
-        b = (rows.detach().double() * parameters.mode_coupling(rows.shape[1])).square()
-        # a little less than what the loop serves, since its sums round differently
-        served = _has_series(1.001 * b.sum(1), 1.001 * b.amax(1), parameters)
-        strong = served.logical_not().nonzero().flatten()
-        total = b[strong].sum(1).amax().to(rows.dtype).item()
-        _check_finite(total)
-        h = gain * _continuum(rows[strong], parameters, total)
-        if served.any():
-            weak = served.nonzero().flatten()
-            some = _Closed.apply(rows[weak], parameters, gain)
-            h = torch.zeros_like(rows).index_copy(0, weak, some).index_copy(0, strong, h)
-    return h
+def _closed(*arguments: Any) -> Tensor:
+    """H of rows by compiled loops, with as little around them as may be."""
+    if is_plain(arguments[0]):
+        with suppress(_TooStrong):
+            return _Closed.apply(*arguments)  # type: ignore[no-any-return]
+    return _ClosedForm.apply(*arguments)[0]  # type: ignore[no-any-return]
+
+
+def _number(gain: Tensor | None) -> float:
+    return 1.0 if gain is None else gain.item()
+
+
+def _has_loops(w: Tensor) -> bool:
+    """Whether compiled loops serve w: not in forward mode, nor where the compiler has to look into torch.func."""
+    transformed = torch._C._are_functorch_transforms_active()
+    if torch.compiler.is_compiling():
+        return not transformed
+    if type(w) not in _PLAIN or w.is_meta:
+        return False
+    return not transformed or all(
+        level.key() in (TransformType.Grad, TransformType.Vmap)
+        for level in torch._C._functorch.get_interpreter_stack() or ()
+    )
 
 
 def _has_series(total: Any, largest: Any, parameters: SpinWaveParameters) -> Any:
@@ -298,27 +300,91 @@ def _near_zero(parameters: SpinWaveParameters, modes: int, dtype: torch.dtype) -
 
 
 class _Closed(torch.autograd.Function):
-    """The closed form for every row of w, ``(neurons, modes)``, times a gain. On the CPU.
+    """``gain H`` of rows of w, ``(neurons, modes)``. On the CPU.
 
     A network of ordinary size spends more time on starting operators than in them, a large one on moving weights from
     memory. So the formula and its derivative are compiled loops, with as little Python around them as can be.
     """
 
     @staticmethod
-    def forward(ctx: Any, w: Tensor, parameters: SpinWaveParameters, gain: float) -> Tensor:
-        h, ctx.total, ctx.series = _evaluate(w, parameters, gain)
-        ctx.save_for_backward(w)
-        ctx.parameters, ctx.gain = parameters, gain
+    def forward(ctx: Any, w: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
+        h, ctx.total, ctx.series = _evaluate(w, _physics(*physics), _number(gain))
+        ctx.save_for_backward(w, gain)
+        ctx.physics = physics
         return h
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (w,) = ctx.saved_tensors  # asked for in any case: PyTorch then refuses weights that were changed since
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        w, gain = ctx.saved_tensors  # asked for in any case: PyTorch then refuses weights that were changed since
         if _is_final(grad):
-            return _pull_back(grad.clone(memory_format=torch.contiguous_format), ctx.series), None, None
+            return _pull_back(grad.clone(memory_format=torch.contiguous_format), ctx.series), *[None] * 4
         with torch.enable_grad():
-            h = _formula(w, ctx.parameters, ctx.gain, ctx.total)
-        return torch.autograd.grad(h, w, grad, create_graph=True)[0], None, None
+            h = _formula(w, _physics(*ctx.physics), _number(gain), ctx.total)
+        return torch.autograd.grad(h, w, grad, create_graph=True)[0], *[None] * 4
+
+
+class _ClosedForm(torch.autograd.Function):
+    """:class:`_Closed` and the largest sum of squares, for torch.func and torch.compile, which has it call operators.
+
+    What autograd has to know is in Functions: telling it with torch.library costs twice more in every call of compiled
+    code.
+    """
+
+    @staticmethod
+    def forward(w: Tensor, gain: Tensor | None, *physics: float) -> tuple[Tensor, Tensor]:
+        pair: tuple[Tensor, Tensor] = torch.ops.spinwave.closed_form(w, gain, *physics)
+        return pair
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        w, gain, *ctx.physics = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(w, output[1], gain)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        pull_back = _PullBack.forward if torch.compiler.is_compiling() else _PullBack.apply
+        return pull_back(grad, *ctx.saved_tensors, *ctx.physics), *[None] * 4
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], w: Tensor, *rest: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, None]]:
+        w = w.movedim(in_dims[0], 0)  # (batch, neurons, modes)
+        h, total = _ClosedForm.apply(w.flatten(0, 1), *rest)
+        return (h.view(w.shape), total), (0, None)
+
+
+class _PullBack(torch.autograd.Function):
+    """The gradient in H turned into the gradient in w, both ``(neurons, modes)``."""
+
+    @staticmethod
+    def forward(grad: Tensor, w: Tensor, total: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
+        of_w: Tensor = torch.ops.spinwave.closed_form_backward(grad, w, total, gain, *physics)
+        return of_w
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        grad, w, total, gain, *ctx.physics = inputs
+        ctx.save_for_backward(grad, w, total, gain)
+
+    @staticmethod
+    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, ...]:
+        grad, w, total, gain = ctx.saved_tensors
+        parameters, number = _physics(*ctx.physics), _number(gain)
+
+        def pulled(grad: Tensor, w: Tensor) -> Tensor:
+            return torch.func.vjp(lambda w: _formula(w, parameters, number, total.item()), w)[1](grad)[0]  # type: ignore
+
+        return *torch.func.vjp(pulled, grad, w)[1](direction), *[None] * 5
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], grad: Tensor, w: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        grad, w = (
+            tensor.expand(info.batch_size, *tensor.shape) if batched is None else tensor.movedim(batched, 0)
+            for tensor, batched in zip((grad, w), in_dims[:2], strict=True)
+        )  # (batch, neurons, modes)
+        return _PullBack.apply(grad.flatten(0, 1), w.flatten(0, 1), *rest).view(w.shape), 0
 
 
 class _Project(torch.autograd.Function):
@@ -410,52 +476,52 @@ def _evaluate(
     return h, total, (rows, scale, series)
 
 
-# The closed form of rows of w and its derivative as operators that torch.compile calls as they stand. What autograd has
-# to know is in a Function: telling it with torch.library costs twice more in every call of compiled code.
 _PHYSICS = "Tensor? gain, float coupling_total, float readout_coupling, float stark_phase"
 torch.library.define("spinwave::closed_form", f"(Tensor w, {_PHYSICS}) -> (Tensor, Tensor)")
 torch.library.define("spinwave::closed_form_backward", f"(Tensor grad, Tensor w, Tensor total, {_PHYSICS}) -> Tensor")
 
 
-class _Called(torch.autograd.Function):
-    """:class:`_Closed` for torch.compile."""
-
-    @staticmethod
-    def forward(ctx: Any, w: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
-        h: Tensor
-        h, total = torch.ops.spinwave.closed_form(w, gain, *physics)
-        ctx.save_for_backward(w, total, gain)
-        ctx.physics = physics
-        return h
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        of_w = torch.ops.spinwave.closed_form_backward(grad, *ctx.saved_tensors, *ctx.physics)
-        return of_w, None, None, None, None
-
-
 @torch.library.impl("spinwave::closed_form", "cpu")
 def _closed_form(w: Tensor, gain: Tensor | None, *physics: float) -> tuple[Tensor, Tensor]:
-    parameters = _physics(*physics)
+    parameters, number = _physics(*physics), _number(gain)
     try:
-        h, total, _ = _evaluate(w, parameters, _number(gain))
+        h, total, _ = _evaluate(w, parameters, number)
     except _TooStrong:
-        h, total = _closed_rows(w, parameters, _number(gain)), math.inf
+        h, (served, total) = w.new_empty(w.shape), _sort_out(w, parameters)
+        h[~served] = _formula(w[~served], parameters, number, total)
+        if served.any():
+            h[served] = _evaluate(w[served], parameters, number)[0]
     return h, torch.tensor(total, dtype=torch.float64)
 
 
 @torch.library.impl("spinwave::closed_form_backward", "cpu")
 def _closed_form_backward(grad: Tensor, w: Tensor, total: Tensor, gain: Tensor | None, *physics: float) -> Tensor:
-    parameters, reach = _physics(*physics), total.item()
-    if reach == math.inf:  # autograd may be off inside an operator, torch.func is not
-        of_w: Tensor = torch.func.grad(lambda w: (grad * compute(w, parameters, "continuum", True, gain)).sum())(w)
-        return of_w.contiguous()
-    rows = w.contiguous().numpy(force=True)
+    parameters, number = _physics(*physics), _number(gain)
+    rows, reach = w.contiguous().numpy(force=True), total.item()
     scale, limit, series = _near_zero(parameters, w.shape[1], w.dtype)
-    if reach > limit:
-        series = _far_series(rows, reach, parameters, w.dtype)
-    terms = rows, scale * _number(gain), series
-    return _pull_back(grad.clone(memory_format=torch.contiguous_format), terms)
+    if not reach <= limit:
+        try:
+            series = _far_series(rows, reach, parameters, w.dtype)
+        except _TooStrong:
+            of_w, (served, _) = w.new_empty(w.shape), _sort_out(w, parameters)
+            # autograd may be off inside an operator, torch.func is not
+            pull = torch.func.vjp(lambda w: _formula(w, parameters, number, reach), w[~served])[1]
+            (of_w[~served],) = pull(grad[~served])
+            if served.any():
+                weak = w[served]
+                total = weak.double().square().sum(1).amax()
+                of_w[served] = torch.ops.spinwave.closed_form_backward(grad[served], weak, total, gain, *physics)
+            return of_w
+    return _pull_back(grad.clone(memory_format=torch.contiguous_format), (rows, scale * number, series))
+
+
+def _sort_out(w: Tensor, parameters: SpinWaveParameters) -> tuple[Tensor, float]:
+    """Which rows a series serves, ``(neurons,)``, and the largest sum of squares of them all."""
+    squares = w.detach().double().square()
+    b = squares * parameters.mode_coupling(w.shape[1]) ** 2
+    _check_finite(b.sum(1).amax().to(w.dtype).item())
+    # a little less than what the loop serves, since its sums round differently
+    return _has_series(1.001 * b.sum(1), 1.001 * b.amax(1), parameters), squares.sum(1).amax().item()
 
 
 torch.library.register_fake(
@@ -536,8 +602,10 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
     b = a.square()
     inclusive = b.flip(-1).cumsum(-1).flip(-1)  # sum of b_j over j >= i
     later = F.pad(inclusive[..., 1:], (0, 1))  # A_i
-    largest = None if total is None else seen(b.detach().amax())
-    limit = _UNSEEN_SQUARED_COUPLING if largest is None else largest
+    limit = _UNSEEN_SQUARED_COUPLING
+    if total is not None:
+        largest = seen(b.detach().amax())
+        limit = total if largest is None else largest  # in derivatives inside vmap only the sum is known
 
     readout = parameters.readout_coupling
     phase = parameters.stark_phase
@@ -610,7 +678,7 @@ def _quadrature(
 
     if is_enough(_MOST_TERMS):
         m = next(m for m in range(1, _MOST_TERMS + 1) if is_enough(m))
-        with torch.inference_mode(False):  # kept for later calls, which may record gradients
+        with _lasting():
             return tuple(torch.tensor(part, dtype=dtype, device=device) for part in _gauss(m))  # type: ignore
     raise Unresolved(
         f"the control field is too strong: a squared coupling of up to {b:.3g} per mode at a Stark phase of "
@@ -697,8 +765,7 @@ def _grid_tables(
     the squares of a neuron are known to sum up to 2^exponent_total at most, these are coordinates in the few
     dimensions that the row then visits; otherwise, size is the number of grid points.
     """
-    # kept for later calls, which may record gradients and have another default device
-    with torch.inference_mode(False), torch.device("cpu"):
+    with _lasting():
         tolerance = _tolerance(dtype)
         row, partial, read_in = _make_grid_tables(exponent, points, readout, steepness, phase, tolerance)
         if exponent_total is not None and exponent_total <= _MOST_REDUCED:
@@ -790,6 +857,13 @@ def causal_step(difference: Tensor, steepness: float) -> Tensor:
 
 
 # ---- shared
+
+
+@contextmanager
+def _lasting() -> Iterator[None]:
+    """For tables that are kept: later calls may record gradients, be batched, or have another default device."""
+    with torch.inference_mode(False), temporarily_clear_interpreter_stack(), torch.device("cpu"):
+        yield
 
 
 def _tolerance(dtype: torch.dtype) -> float:

@@ -30,7 +30,7 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
 def real(name: str, value: Any) -> float:
     """``value`` as a float, be it a number of Python's, NumPy's or PyTorch's; a ValueError unless it is one."""
     try:
-        if isinstance(value, bool | str | bytes):
+        if isinstance(value, (bool, str, bytes)):
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -88,12 +88,6 @@ class SpinWaveParameters:
             raise ValueError(f"detuning must be finite, got {self.detuning}")
         if not abs(self.stark_phase) <= 1e60:
             raise ValueError(f"detuning over optical_depth must be at most 1e60, got {self.stark_phase}")
-        # kept, for every layer looks up its coefficients by its physics in every step
-        object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(self))))
-
-    def __hash__(self) -> int:
-        value: int = self._hash  # type: ignore[attr-defined]
-        return value
 
     @property
     def stark_phase(self) -> float:

@@ -72,12 +72,16 @@ def test_third_derivative_is_the_third_order():
     assert torch.allclose(third, -clifford(3, c), rtol=0, atol=1e-15)
 
 
-def test_vmap_and_compile_agree_with_the_plain_call():
-    c = torch.linspace(0, 100, 30, dtype=torch.float64).view(3, 10)
-    assert torch.equal(vmap(lambda c: clifford(1, c))(c), clifford(1, c))
+@pytest.mark.parametrize("largest", [1e-3, 100.0])
+def test_vmap_agrees_with_the_plain_call_and_looks_at_all_arguments_too(largest):
+    c = torch.linspace(0, largest, 30, dtype=torch.float64).view(3, 10)
+    assert torch.equal(vmap(lambda c: clifford(1, c), in_dims=1, out_dims=1)(c), clifford(1, c))
+    slopes = vmap(vmap(grad(lambda c: clifford(1, c))))(c)
+    assert torch.equal(slopes, -clifford(2, c))
+    with pytest.raises(ValueError, match="c must be at least -16, got -17"):
+        vmap(lambda c: clifford(0, c))(torch.tensor([20.0, -17.0]))
 
 
-@pytest.mark.slow
 def test_a_small_negative_argument_has_its_value_whatever_stands_beside_it():
     alone, beside = clifford(0, torch.tensor([-5.0])), clifford(0, torch.tensor([-5.0, 15.0]))[:1]
     expected = torch.special.i0(torch.tensor([2 * 5**0.5]))  # C_0(-c) = I_0(2 sqrt(c))
@@ -87,6 +91,7 @@ def test_a_small_negative_argument_has_its_value_whatever_stands_beside_it():
         clifford(0, torch.tensor([-17.0, 20.0]))
 
 
+@pytest.mark.slow
 def test_compiles_without_graph_breaks(compile_whole):
     c = torch.linspace(0, 100, 30, dtype=torch.float64, requires_grad=True)
     value = compile_whole(lambda c: clifford(0, 2 * c).sum())(c)

@@ -197,23 +197,76 @@ def test_noncontiguous_weights(model):
 
 @pytest.mark.parametrize("coupling_total", [1e-3, 0.1, 1.0, 10.0, 30.0])
 def test_without_a_look_at_the_weights_the_result_is_the_same(model, coupling_total):
-    """vmap hides the values; the tables then serve |a| <= 5."""
+    """Where the values are out of reach, as on a GPU, the tables serve |a| <= 5."""
     physics = SpinWaveParameters(coupling_total=coupling_total, points=15)
     w = random(4, 8).clamp(-1.3, 1.3)
     seen = effective_weights(w, physics, model)
-    unseen = vmap(lambda v: effective_weights(v, physics, model))(w)
+    unseen = effective.compute(w, physics, model, look=False)
     assert (seen - unseen).abs().max() < 1e-10 * seen.abs().max()
-    per_neuron = vmap(grad(lambda v: effective_weights(v, physics, model).sum()))(w)
     together = grad(lambda w: effective_weights(w, physics, model).sum())(w)
-    assert (per_neuron - together).abs().max() < 1e-9 * together.abs().max()
+    out_of_sight = grad(lambda w: effective.compute(w, physics, model, look=False).sum())(w)
+    assert (out_of_sight - together).abs().max() < 1e-9 * together.abs().max()
 
 
 def test_unseen_couplings_beyond_the_tables_are_nan_not_wrong(model):
     physics = SpinWaveParameters(coupling_total=1, points=15)
     w = torch.tensor([[6.0], [1.0]], dtype=torch.float64)
-    h = vmap(lambda v: effective_weights(v, physics, model))(w)
-    assert h.isnan().tolist() == [[True], [False]]
+    assert effective.compute(w, physics, model, look=False).isnan().tolist() == [[True], [False]]
     assert effective_weights(w, physics, model).isfinite().all()
+    assert vmap(lambda v: effective_weights(v, physics, model))(w).isnan().any() == (model == "discretized")
+
+
+@pytest.mark.parametrize("gain", [None, torch.tensor(3.0, dtype=torch.float64)])
+@pytest.mark.parametrize("coupling_total", [0.1, 5.0, 40.0])  # of the short series, a long one, and some rows of none
+def test_torch_func_gives_what_a_plain_call_gives(coupling_total, gain):
+    physics = SpinWaveParameters(coupling_total)
+    w, g = random(3, 4, 5), random(3, 4, 5, seed=1)
+
+    def h(w):
+        return effective.compute(w, physics, "continuum", True, gain)
+
+    def slopes(w, g):
+        return grad(lambda w: (h(w) * g).sum())(w)
+
+    def close(found, expected, tolerance=1e-12):
+        return (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+    asked = w.clone().requires_grad_()
+    expected = h(asked)
+    (of_w,) = torch.autograd.grad(expected, asked, g)
+    for axis in range(2):
+        assert close(vmap(h, axis, axis)(w), expected)
+        assert close(vmap(slopes, axis, axis)(w, g), of_w)
+    assert close(vmap(vmap(h))(w), expected)
+    assert close(slopes(w, g), of_w)
+    assert close(vmap(slopes, (0, None))(w, g[0]), torch.stack([slopes(v, g[0]) for v in w]))
+    assert close(vmap(slopes, (None, 0))(w[0], g), torch.stack([slopes(w[0], v) for v in g]))
+
+    row = asked[0, 0]
+    jacobian = torch.autograd.functional.jacobian(h, row)
+    assert close(jacrev(h)(row), jacobian)
+    assert close(torch.autograd.functional.jacobian(h, row, vectorize=True), jacobian)
+    assert close(vmap(jacrev(h))(w[0])[0], jacobian)
+    curvature = torch.autograd.functional.hessian(lambda w: h(w).sin().sum(), row)
+    assert close(grad(lambda w: h(w).sin().sum())(row), jacobian.T @ h(row).cos())
+    assert close(jacrev(grad(lambda w: h(w).sin().sum()))(row), curvature, 1e-9)
+    assert close(vmap(jacrev(grad(lambda w: h(w).sin().sum())))(w[0])[0], curvature, 1e-9)
+
+
+def test_a_batch_of_neurons_by_vmap_takes_the_compiled_loop(monkeypatch):
+    """By the formula it once took a thousand times as long."""
+    monkeypatch.setattr(effective, "_continuum", None)
+    w = random(2, 3, 5)
+    vmap(vmap(grad(lambda w: effective_weights(w).sum())))(w)
+
+
+def test_tables_made_inside_torch_func_serve_later_calls(model):
+    physics = SpinWaveParameters(4.32, 3.21, points=14)  # like no other test's
+    w = random(4)
+    twice = [jacrev(jacrev(lambda w: effective_weights(w, physics, model)))(w) for _ in range(2)]
+    assert torch.equal(*twice)
+    jacrev(lambda w: effective_weights(w, physics, model))(w)
+    effective_weights(w, physics, model)
 
 
 @pytest.mark.slow
@@ -425,7 +478,7 @@ def test_another_default_device_changes_nothing(model):
 def test_the_strongest_promised_coupling_is_served_unseen(model):
     """In float32 it may come out a little above 5."""
     w = torch.full((1, 3), 150.0)
-    assert vmap(lambda v: effective_weights(v, SpinWaveParameters(points=10), model))(w).isfinite().all()
+    assert effective.compute(w, SpinWaveParameters(points=10), model, look=False).isfinite().all()
 
 
 def test_one_thread_needs_no_others(monkeypatch):

@@ -260,6 +260,30 @@ def test_a_gain_that_its_dtype_does_not_hold_is_an_error():
         SpinWaveLinear(100, 50, physics, dtype=torch.float16)
 
 
+@pytest.mark.parametrize("coupling_total", [0.1, 60.0])
+def test_torch_func_trains_many_networks_and_splits_gradients_by_sample(coupling_total):
+    """As PyTorch's tutorials do it: the stack of networks has a stack of gains too."""
+    networks = [SpinWaveMLP((9, 7, 4), SpinWaveParameters(coupling_total), dtype=torch.float64) for _ in range(3)]
+    x, labels = torch.rand(5, 9, dtype=torch.float64), torch.arange(5) % 4
+    networks[1].calibrate(x)
+    template = copy.deepcopy(networks[0]).to("meta")
+
+    def loss(parameters, buffers, x, labels):
+        logits = torch.func.functional_call(template, (parameters, buffers), (x,))
+        return torch.nn.functional.cross_entropy(logits, labels)
+
+    state = torch.func.stack_module_state(networks)
+    together = torch.func.vmap(torch.func.grad(loss), (0, 0, None, None))(*state, x, labels)
+    for k, network in enumerate(networks):
+        torch.nn.functional.cross_entropy(network(x), labels).backward()
+        for name, parameter in network.named_parameters():
+            assert torch.allclose(together[name][k], parameter.grad, rtol=1e-9, atol=1e-12)
+    own = dict(networks[1].named_parameters()), dict(networks[1].named_buffers())
+    by_sample = torch.func.vmap(torch.func.grad(loss), (None, None, 0, 0))(*own, x[:, None], labels[:, None])
+    for name, parameter in own[0].items():
+        assert torch.allclose(by_sample[name].mean(0), parameter.grad, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.slow
 def test_network_compiles_without_graph_breaks(compile_whole):
     torch.manual_seed(0)
