@@ -165,7 +165,7 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     """:func:`effective_weights` of checked arguments, times a detector gain, a scalar.
 
     ``look=False`` reads no value of ``w`` back from its device: nothing synchronises, NaN passes through, and the
-    tables are made for ``|a| <= 5``.
+    tables are made for ``|a| <= 5``; some serve more, and none gives anything but NaN beyond.
     """
     if gain is not None and gain.requires_grad:
         return (gain * compute(w, parameters, model, look)).to(w.dtype)
@@ -185,6 +185,9 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
             return compute(w, parameters, model, look, gain)
     if model == "discretized":
         h = _discretized(working, parameters, look)
+        return (h if gain is None else gain * h).to(w.dtype)
+    if not look and is_plain(working) and _has_table(working, parameters):
+        h = _Tabled.apply(working, parameters)
         return (h if gain is None else gain * h).to(w.dtype)
     # the largest sum of squared couplings of a neuron
     norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
@@ -624,6 +627,118 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
     integral = torch.tensordot(weights, values, 1)
     h = MODE_NORMALISATION / readout * a * integral
     return h if total is not None else torch.where(b > limit, math.nan, h)
+
+
+# Cells of the table for a unit of sqrt(1 + c): the cubic in each is good to 1e-9.
+_CELLS = 128
+
+# Longest table, in powers of two, and largest turn of the phase in a cell.
+_LONGEST_TABLE = 22
+_LARGEST_PIECE = 30.0
+
+# Squared couplings below which a difference of two values of the table, divided by it, is worse than their mean.
+_NEARLY_EQUAL = 1e-5
+
+
+def _table_exponent(modes: int) -> int:
+    return max(10, _exponent(_UNSEEN_SQUARED_COUPLING * modes))
+
+
+def _has_table(w: Tensor, parameters: SpinWaveParameters) -> bool:
+    exponent = _table_exponent(w.shape[-1])
+    longest_cell = 2.0 ** (exponent / 2 + 1) / _CELLS
+    turn = abs(parameters.stark_phase) * longest_cell
+    return w.dtype == torch.float32 and exponent <= _LONGEST_TABLE and turn <= _LARGEST_PIECE
+
+
+class _Tabled(torch.autograd.Function):
+    """H of w, ``(..., modes)``, whose values stay unseen. In few operators: each costs a GPU more than its work.
+
+    With ``T' = i phi T - F`` the integral over u is a difference of one function at two sums of squares::
+
+        b I(A, b) = Re[exp(i phi b) T(A) - T(A + b)]
+
+    so that a table of T serves all modes and couplings with one look-up each.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, parameters: SpinWaveParameters) -> Tensor:
+        phase, readout, modes = parameters.stark_phase, parameters.readout_coupling, w.shape[-1]
+        table = _table(_table_exponent(modes), readout, phase, w.device)  # (cells, powers, functions)
+        a = w.double() * parameters.mode_coupling(modes)  # differences of T are small
+        sums = F.pad(a.square().flip(-1).cumsum(-1), (1, 0)).flip(-1)  # (..., modes + 1): A_i + b_i, at the end 0
+        place = (sums + 1).sqrt() * _CELLS - _CELLS
+        cell = place.nan_to_num(len(table)).clamp(max=len(table) - 1).long()
+        x = (place - cell).unsqueeze(-1)
+        value, first, second, third = table[cell].unbind(-2)  # (..., modes + 1, functions)
+        value = torch.addcmul(value, x, torch.addcmul(first, x, torch.addcmul(second, x, third)))
+        transform, known = torch.view_as_complex(value.unflatten(-1, (2, 2))).unbind(-1)
+        f, slope = known.real, known.imag
+
+        b = sums[..., :-1] - sums[..., 1:]  # what the table was asked for, which rounding has moved
+        turn = torch.exp(1j * phase * b)
+        part = turn * transform[..., 1:] - transform[..., :-1]
+        least = _NEARLY_EQUAL / max(1.0, abs(phase))
+        is_small, divisor = b < least, b.clamp(min=least)
+        integral = torch.where(is_small, torch.lerp(f[..., 1:], f[..., :-1], 0.5), part.real / divisor)
+        drift = f[..., :-1] - phase * part.imag
+        of_later = torch.where(
+            is_small, torch.lerp(slope[..., 1:], slope[..., :-1], 0.5), (drift - turn.real * f[..., 1:]) / divisor
+        )
+        itself = 2 * drift - integral  # I + 2 b dI/db
+        integral = torch.where(place[..., :-1] > len(table), math.nan, integral)
+        ctx.scale = MODE_NORMALISATION / readout
+        ctx.save_for_backward(w, a, of_later, itself)
+        ctx.parameters = parameters
+        h: Tensor = ctx.scale * a * integral
+        return h.to(w.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        w, a, of_later, itself = ctx.saved_tensors
+        if not _is_final(grad):
+            with torch.enable_grad():
+                h = _continuum(w, ctx.parameters, None)
+            return torch.autograd.grad(h, w, grad, create_graph=True)[0], None
+        earlier = F.pad((grad * a * of_later).cumsum(-1)[..., :-1], (1, 0))
+        scale = ctx.scale * ctx.parameters.mode_coupling(w.shape[-1])
+        return (scale * (grad * itself + 2 * a * earlier)).to(w.dtype), None
+
+
+@lru_cache(maxsize=64)
+def _table(exponent: int, readout: float, phase: float, device: torch.device) -> Tensor:
+    """Cubics in sqrt(1 + c) for 0 <= c <= 2^exponent: ``(cells, powers, functions)`` of Re T, Im T, F and F'.
+
+    ``T(c) = int_0^inf F(c + s) exp(-i phase s) ds``: the solution of ``T' = i phase T - F`` that varies as slowly as F.
+    Any other differs by a multiple of exp(i phase c), which drops out of H and matters for interpolation only.
+    """
+    with _lasting():
+        end = math.sqrt(1 + 2.0**exponent)
+        t = 1 + torch.arange(math.ceil((end - 1) * _CELLS) + 1, dtype=torch.float64) / _CELLS
+        c = t**2 - 1
+        length = c.diff()
+        nodes, weights = _gauss(6 + int(abs(phase) * length[-1].item()))
+        pieces = sum(
+            weight * length * _difference(0, c[:-1] + u * length, readout) * _turn(-phase * u * length)
+            for u, weight in zip(nodes, weights, strict=True)
+        )  # integrals over a cell
+        rest = torch.zeros(1, dtype=torch.complex128)
+        if abs(phase) * end > 4:  # else exp(i phase c) is slow enough
+            for k in range(math.ceil(36 / math.log(abs(phase) * end))):  # by parts, to 1e-16
+                rest += (-1) ** k * _difference(k, c[-1:], readout) / (1j * phase) ** (k + 1)
+        turned = _turn(-phase * c)
+        transform = torch.cat([pieces * turned[:-1], rest * turned[-1]]).flip(0).cumsum(0).flip(0) / turned
+        f, first, second = ((-1) ** n * _difference(n, c, readout) for n in range(3))
+        slope = 1j * phase * transform - f
+        values = torch.stack([transform.real, transform.imag, f, first], 1)  # (cells + 1, functions)
+        slopes = torch.stack([slope.real, slope.imag, first, second], 1) * (2 / _CELLS * t[:, None])
+        step, begin, end_slopes = values.diff(dim=0), slopes[:-1], slopes[1:]
+        cubics = values[:-1], begin, 3 * step - 2 * begin - end_slopes, begin + end_slopes - 2 * step
+        return torch.stack(cubics, 1).to(device)
+
+
+def _turn(angle: Tensor) -> Tensor:
+    return torch.polar(torch.ones_like(angle), angle)
 
 
 def _difference(n: int, c: Tensor, readout: float) -> Tensor:

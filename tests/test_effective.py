@@ -7,6 +7,7 @@ import numba
 import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spinwave import SpinWaveParameters, bessel, compiled, effective, effective_weights, neuron
 from spinwave.effective import MODELS, grid
@@ -206,6 +207,73 @@ def test_without_a_look_at_the_weights_the_result_is_the_same(model, coupling_to
     together = grad(lambda w: effective_weights(w, physics, model).sum())(w)
     out_of_sight = grad(lambda w: effective.compute(w, physics, model, look=False).sum())(w)
     assert (out_of_sight - together).abs().max() < 1e-9 * together.abs().max()
+
+
+@pytest.mark.parametrize("detuning", [0.0, 10.0, 300.0, 6000.0, -60_000.0])
+@pytest.mark.parametrize("readout", [0.05, 1.0, 10.0, 1000.0])
+def test_the_table_for_weights_that_stay_unseen(readout, detuning):
+    """As a GPU has it, of every strength: neighbouring sums of squares that nearly agree, and some that hardly do."""
+    for modes, coupling_total in [(1, 2.0), (3, 1e-4), (50, 0.1), (50, 7.0), (50, 120.0), (784, 0.1), (784, 1900.0)]:
+        physics = SpinWaveParameters(coupling_total, readout, detuning=detuning)
+        w, g = random(2, 2, modes, dtype=torch.float32).clamp(-2, 2), random(2, 2, modes, seed=1, dtype=torch.float32)
+        w[0, 0, ::3] *= 1e-3
+        exact = w.double().requires_grad_()
+        h_exact = effective_weights(exact, physics)
+        (expected,) = torch.autograd.grad(h_exact, exact, g.double())
+        w.requires_grad_()
+        assert effective._has_table(w, physics)
+        h = effective.compute(w, physics, "continuum", look=False)
+        (found,) = torch.autograd.grad(h, w, g)
+        assert (h - h_exact).abs().max() < 1e-6 * h_exact.abs().max()
+        assert (found - expected).abs().max() < 2e-6 * expected.abs().max()
+
+
+def test_the_table_takes_a_tenth_of_the_operators(monkeypatch):
+    """On a GPU a step is as long as its list of operators, and none may wait for a value."""
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            started.append(function._schema.name)
+            return function(*args, **(kwargs or {}))
+
+    counts = []
+    for has_table in (True, False):
+        monkeypatch.setattr(effective, "_has_table", lambda *_, has_table=has_table: has_table)
+        w = random(3, 4, dtype=torch.float32).requires_grad_()
+        for _ in range(2):  # the first makes the tables
+            started = []
+            with Count():
+                effective.compute(w, SpinWaveParameters(), "continuum", look=False).sum().backward()
+        assert not has_table or "aten::_local_scalar_dense" not in started
+        counts.append(len(started))
+    assert 10 * counts[0] < 2 * counts[1]
+
+
+def test_the_table_and_what_it_does_not_serve():
+    physics = SpinWaveParameters(coupling_total=3)
+    w, unseen = random(2, 3, dtype=torch.float32), {"parameters": physics, "model": "continuum", "look": False}
+    w[0] = torch.tensor([1.0, math.nan, 1.0])
+    w[1] = torch.tensor([1.0, 40.0, 1.0])  # more than the table holds: there and before, not after
+    assert effective.compute(w, **unseen).isnan().tolist() == [[True, True, False]] * 2
+    w[1, 1] = math.inf
+    assert effective.compute(w, **unseen).isnan().tolist() == [[True, True, False]] * 2
+    fine, strange = random(2, 784, dtype=torch.float32), SpinWaveParameters(detuning=2e5)
+    assert effective._has_table(fine, physics)
+    assert not effective._has_table(fine.double(), physics)
+    assert not effective._has_table(torch.ones(1, 1).expand(1, 2**20), physics)
+    assert not effective._has_table(fine, strange)
+    h = effective.compute(fine, strange, "continuum", look=False)
+    assert torch.allclose(h, effective_weights(fine, strange), rtol=0, atol=1e-5 * h.abs().max().item())
+
+
+def test_second_derivatives_of_unseen_weights():
+    physics, w = SpinWaveParameters(coupling_total=4), random(2, 3, dtype=torch.float32)
+    curvatures = []
+    for look, weights in ((False, w.requires_grad_()), (True, w.detach().double().requires_grad_())):
+        h = effective.compute(weights, physics, "continuum", look)
+        (slope,) = torch.autograd.grad(h.sin().sum(), weights, create_graph=True)
+        curvatures.append(torch.autograd.grad(slope.square().sum(), weights)[0])
+    assert (curvatures[0] - curvatures[1]).abs().max() < 1e-5 * curvatures[1].abs().max()
 
 
 def test_unseen_couplings_beyond_the_tables_are_nan_not_wrong(model):
