@@ -1,11 +1,13 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import mpmath
 import numba
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -264,6 +266,19 @@ def test_the_table_and_what_it_does_not_serve():
     assert not effective._has_table(fine, strange)
     h = effective.compute(fine, strange, "continuum", look=False)
     assert torch.allclose(h, effective_weights(fine, strange), rtol=0, atol=1e-5 * h.abs().max().item())
+
+
+def test_the_table_mixes_no_devices(monkeypatch):
+    """A GPU simulated by tensors without values. Autograd's engine would look for the card, so it is not asked."""
+    physics, context = SpinWaveParameters(), SimpleNamespace()
+    context.save_for_backward = lambda *tensors: setattr(context, "saved_tensors", tensors)
+    shape = effective._table(10, 10.0, 0.6, torch.device("cpu")).shape
+    monkeypatch.setattr(effective, "_table", lambda *key: torch.empty(shape, dtype=torch.float64, device=key[-1]))
+    with FakeTensorMode(), torch.no_grad():
+        h = effective._Tabled.forward(context, torch.empty(3, 5, device="cuda"), physics)
+        of_w, _ = effective._Tabled.backward(context, torch.ones_like(h))
+    assert h.device.type == of_w.device.type == "cuda"
+    assert h.dtype == of_w.dtype == torch.float32
 
 
 def test_second_derivatives_of_unseen_weights():
