@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from .effective import Unresolved, effective_weights
+from .effective import Unresolved, compute
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
 from .training import (
@@ -114,7 +114,8 @@ def fit_ensemble(
 
     def forward(x: Tensor) -> Tensor:  # (E, batch, features) to (E, batch, classes)
         for number, (weight, gain) in enumerate(zip(weights, gains, strict=True)):
-            h = gain * effective_weights(weight if ratios is None else ratios * weight, physics, model)
+            scaled = weight if ratios is None else ratios * weight
+            h = gain * compute(scaled, physics, model, look=device.type == "cpu")
             x = torch.bmm(F.relu(x) if number else x, h.mT)
         return x
 

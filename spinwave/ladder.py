@@ -43,10 +43,10 @@ def neurons(x: Tensor, w: Tensor, parameters: SpinWaveParameters) -> Tensor:
     outputs = []
     for x_s in x:
         B = torch.zeros(len(w), len(z), dtype=x.dtype.to_complex(), device=x.device)
-        for i in range(w.shape[1]):
-            g = read_in(a[:, i], z, q, parameters)  # (neurons, points)
-            M = partial_readout(a[:, i], z, q, parameters)  # (neurons, points, points)
-            B = B + x_s[i] * g - torch.einsum("kzy,ky->kz", M.to(B.dtype), B)
+        for x_i, a_i in zip(x_s, a.T, strict=True):
+            g = read_in(a_i, z, q, parameters)  # (neurons, points)
+            M = partial_readout(a_i, z, q, parameters)  # (neurons, points, points)
+            B = B + x_i * g - torch.einsum("kzy,ky->kz", M.to(B.dtype), B)
         outputs.append(B.real @ row)  # (neurons,)
     return torch.stack(outputs)
 
@@ -57,10 +57,10 @@ def batched(x: Tensor, w: Tensor, parameters: SpinWaveParameters) -> Tensor:
     row = final_readout(z, q, parameters)
     a = w * parameters.mode_coupling(w.shape[1])
     B = torch.zeros(len(x), len(w), len(z), dtype=x.dtype.to_complex(), device=x.device)
-    for i in range(w.shape[1]):
-        g = read_in(a[:, i], z, q, parameters)  # (neurons, points)
-        M = partial_readout(a[:, i], z, q, parameters)  # (neurons, points, points)
-        B = B + x[:, i, None, None] * g - torch.einsum("kzy,bky->bkz", M.to(B.dtype), B)
+    for x_i, a_i in zip(x.T, a.T, strict=True):
+        g = read_in(a_i, z, q, parameters)  # (neurons, points)
+        M = partial_readout(a_i, z, q, parameters)  # (neurons, points, points)
+        B = B + x_i[:, None, None] * g - torch.einsum("kzy,bky->bkz", M.to(B.dtype), B)
     return B.real @ row
 
 
@@ -70,10 +70,10 @@ def real(x: Tensor, w: Tensor, parameters: SpinWaveParameters) -> Tensor:
     row = final_readout(z, q, parameters)
     a = w * parameters.mode_coupling(w.shape[1])
     B = x.new_zeros(len(x), len(w), len(z))
-    for i in range(w.shape[1]):
-        g = real_read_in(a[:, i], z, q, parameters)
-        M = partial_readout(a[:, i], z, q, parameters)
-        B = B + x[:, i, None, None] * g - torch.einsum("kzy,bky->bkz", M, B)
+    for x_i, a_i in zip(x.T, a.T, strict=True):
+        g = real_read_in(a_i, z, q, parameters)
+        M = partial_readout(a_i, z, q, parameters)
+        B = B + x_i[:, None, None] * g - torch.einsum("kzy,bky->bkz", M, B)
     return B @ row
 
 
@@ -83,10 +83,10 @@ def toeplitz(x: Tensor, w: Tensor, parameters: SpinWaveParameters) -> Tensor:
     row = final_readout(z, q, parameters)
     a = w * parameters.mode_coupling(w.shape[1])
     B = x.new_zeros(len(x), len(w), len(z))
-    for i in range(w.shape[1]):
-        g = real_read_in(a[:, i], z, q, parameters)
-        M = toeplitz_readout(a[:, i], z, q, parameters)
-        B = B + x[:, i, None, None] * g - torch.einsum("kzy,bky->bkz", M, B)
+    for x_i, a_i in zip(x.T, a.T, strict=True):
+        g = real_read_in(a_i, z, q, parameters)
+        M = toeplitz_readout(a_i, z, q, parameters)
+        B = B + x_i[:, None, None] * g - torch.einsum("kzy,bky->bkz", M, B)
     return B @ row
 
 

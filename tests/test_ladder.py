@@ -54,6 +54,13 @@ def test_grid_rungs_agree_on_random_shapes(rung, batch, neurons, modes, coupling
         assert (found - expected).abs().max() < limit * expected.abs().max()
 
 
+@pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS)
+@pytest.mark.parametrize("modes", [3, 5])
+def test_no_rung_takes_more_or_fewer_probe_amplitudes_than_controls(rung, modes):
+    with pytest.raises((ValueError, RuntimeError), match=r"zip\(\) argument|cannot be multiplied"):
+        rung(torch.ones(2, modes), torch.ones(3, 4), SpinWaveParameters(points=6))
+
+
 def test_last_two_rungs_meet_at_second_order_for_a_sharp_step():
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(4, 10, generator=generator, dtype=torch.float64) for _ in range(2))
