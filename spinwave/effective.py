@@ -247,12 +247,15 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _closed(*arguments: Any) -> Tensor:
+def _closed(w: Tensor, *rest: Any) -> Tensor:
     """H of rows by compiled loops, with as little around them as may be."""
-    if is_plain(arguments[0]):
+    if is_plain(w):
         with suppress(_TooStrong):
-            return _Closed.apply(*arguments)  # type: ignore[no-any-return]
-    return _ClosedForm.apply(*arguments)[0]  # type: ignore[no-any-return]
+            return _Closed.apply(w, *rest)  # type: ignore[no-any-return]
+    # the compiler fails on a Function with a setup_context where nothing is to be recorded
+    is_recorded = torch.is_grad_enabled() and w.requires_grad
+    bare = torch.compiler.is_compiling() and not is_recorded
+    return (_ClosedForm.forward if bare else _ClosedForm.apply)(w, *rest)[0]
 
 
 def _number(gain: Tensor | None) -> float:

@@ -441,14 +441,14 @@ def test_a_gradient_is_not_called_wrong_because_f_is_noisy(seed):
     assert titles(report, "severe", "warning") == []
 
 
-def masked_twice(x, w):
-    return (torch.relu(x) * w * w.sin().detach()).sum()
-
-
 def test_a_gradient_is_not_called_wrong_because_steps_agree_by_luck():
     """Far down its tail this is good to six digits, and the differences of three steps once agreed to seven."""
     report = checkup(lambda x, w: torch.nn.functional.gelu((x * w).sum()), 20, 20, seed=7, topics=["gradient"])
-    assert not [finding for finding in report.findings if finding.severity == "severe"]
+    assert titles(report, "severe") == []
+
+
+def masked_twice(x, w):
+    return (torch.relu(x) * w * w.sin().detach()).sum()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -292,6 +292,20 @@ def test_network_compiles_without_graph_breaks(compile_whole):
     assert torch.allclose(compile_whole(network)(x), network(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", [(False, False), (True, False), (False, True)])
+def test_network_compiles_where_weights_are_not_trained(trained, compile_whole):
+    """Nothing recorded at all, one layer frozen, or the other."""
+    torch.manual_seed(0)
+    network = SpinWaveMLP((6, 5, 3), PHYSICS)
+    for layer, wanted in zip(network.layers[::2], trained, strict=True):
+        layer.weight.requires_grad_(wanted)
+    x, compiled = torch.randn(4, 6), compile_whole(network)
+    assert torch.allclose(compiled(x), network(x), rtol=0, atol=1e-5)
+    with torch.no_grad():
+        assert torch.allclose(compiled(x), network(x), rtol=0, atol=1e-5)
+
+
 def test_network_is_layers_with_relu_between():
     network = SpinWaveMLP((6, 5, 4, 3))
     assert [type(m).__name__ for m in network.layers] == ["SpinWaveLinear", "ReLU"] * 2 + ["SpinWaveLinear"]
