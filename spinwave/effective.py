@@ -627,7 +627,7 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
         values = horner(series, c.to(working) - 2.0 ** (exponent - 1)).to(w.dtype)
     if (phase * limit) ** 2 > tolerance:
         values = values * torch.cos(phase * (1 - u) * b)
-    integral = torch.tensordot(weights, values, 1)
+    integral = (weights.view_as(u) * values).sum(0)  # a product of matrices would be autocast's
     h = MODE_NORMALISATION / readout * a * integral
     return h if total is not None else torch.where(b > limit, math.nan, h)
 

@@ -383,6 +383,17 @@ def test_autocast_does_not_degrade_h(model):
     assert torch.equal(h, effective_weights(w, physics, model))
 
 
+@pytest.mark.parametrize("coupling_total", [5.0, 200.0])
+def test_autocast_does_not_degrade_what_the_formula_gives(coupling_total):
+    """For couplings of no series, and for derivatives that are to be derived once more."""
+    w, physics, results = random(4, 10, dtype=torch.float32).requires_grad_(), SpinWaveParameters(coupling_total), []
+    for enabled in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            h = effective_weights(w, physics)
+            results.append((h, torch.autograd.grad(h.sin().sum(), w, create_graph=True)[0]))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize("switch", ["short series", 64.0, 256.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_continuous_across_a_change_of_evaluation(switch, dtype):
