@@ -171,9 +171,9 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
         return (gain * compute(w, parameters, model, look)).to(w.dtype)
     kind = w.device.type
     working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
+    rows = working.flatten(0, -2) if w.dim() > 1 else working[None]
     h: Tensor
     if look and kind == "cpu" and model == "continuum" and _has_loops(working):
-        rows = working.reshape(-1, w.shape[-1])
         # inside torch.func every neuron may have its own gain
         inside, outside = (None, gain) if torch._C._are_functorch_transforms_active() else (gain, None)
         physics = parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase
@@ -184,7 +184,7 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
         with torch.autocast(kind, enabled=False):
             return compute(w, parameters, model, look, gain)
     if model == "discretized":
-        h = _discretized(working, parameters, look)
+        h = _discretized(rows, parameters, look).view(w.shape)
         return (h if gain is None else gain * h).to(w.dtype)
     if not look and is_plain(working) and _has_table(working, parameters):
         h = _Tabled.apply(working, parameters)
@@ -827,7 +827,7 @@ def _gauss(m: int) -> tuple[list[float], list[float]]:
 
 def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tensor:
     modes = w.shape[-1]
-    a = (w * parameters.mode_coupling(modes)).reshape(-1, modes)  # (neurons, modes)
+    a = w * parameters.mode_coupling(modes)  # (neurons, modes)
     b = a.square()
     limit = seen(b.detach().amax()) if look else None
     exponent_total = None
@@ -852,7 +852,7 @@ def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tenso
     h = a * (overlaps * _chebyshev(b, exponent, read_in.shape[1]).movedim(0, -1)).sum(-1)
     if limit is None:
         h = torch.where(b.amax(-1, keepdim=True) > _UNSEEN_SQUARED_COUPLING, math.nan, h)
-    return h.view_as(w)
+    return h
 
 
 def _chebyshev(b: Tensor, exponent: int, terms: int) -> Tensor:

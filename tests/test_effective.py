@@ -339,6 +339,14 @@ def test_a_batch_of_neurons_by_vmap_takes_the_compiled_loop(monkeypatch):
     vmap(vmap(grad(lambda w: effective_weights(w).sum())))(w)
 
 
+def test_an_empty_batch_inside_torch_func(model):
+    def h(w):
+        return effective_weights(w, SpinWaveParameters(points=6), model)
+
+    assert vmap(h)(torch.ones(0, 3)).shape == (0, 3)
+    assert vmap(grad(lambda w: h(w).sum()))(torch.ones(0, 2, 3)).shape == (0, 2, 3)
+
+
 def test_tables_made_inside_torch_func_serve_later_calls(model):
     physics = SpinWaveParameters(4.32, 3.21, points=14)  # like no other test's
     w = random(4)
