@@ -88,9 +88,10 @@ def effective_weights(
         H of the shape, dtype and device of ``w``. Error at most 1e-10 (float64) or 1e-5 (float32) of the largest
         ``|H|`` for couplings ``|a| <= 5`` per mode; where read-outs and Stark phases leave next to nothing of any H,
         of ``max |a| (1 - C_0(R^2)) / R``, which it is without them. 16-bit types are computed in float32 and rounded.
-        Stronger couplings are served too, except where the values of ``w`` are out of reach: of the discretized model
-        inside torch.func.vmap, on a GPU inside torch.func.vmap or torch.compile. There such a coupling gives NaN.
-        Derivatives are of any order in reverse mode; forward mode is torch.func's alone, and only where no coupling
+        Stronger couplings are served too, except where the values of ``w`` are out of reach: inside torch.func.vmap of
+        the discretized model and of second derivatives, where torch.compile finds a torch.func inside, and on a GPU
+        inside either of the two. There such a coupling gives NaN, and so does its gradient. Derivatives are of any
+        order in reverse mode; forward mode is that of torch.func's jvp, jacfwd and hessian, and only where no coupling
         is strong.
 
     Raises:
@@ -165,7 +166,7 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     """:func:`effective_weights` of checked arguments, times a detector gain, a scalar.
 
     ``look=False`` reads no value of ``w`` back from its device: nothing synchronises, NaN passes through, and the
-    tables are made for ``|a| <= 5``; some serve more, and none gives anything but NaN beyond.
+    tables are made for ``|a| <= 5``: beyond, H and its gradient are NaN.
     """
     if gain is not None and gain.requires_grad:
         return (gain * compute(w, parameters, model, look)).to(w.dtype)
@@ -324,9 +325,7 @@ class _Closed(torch.autograd.Function):
         w, gain = ctx.saved_tensors  # asked for in any case: PyTorch then refuses weights that were changed since
         if _is_final(grad):
             return _pull_back(grad.clone(memory_format=torch.contiguous_format), ctx.series), *[None] * 4
-        with torch.enable_grad():
-            h = _formula(w, _physics(*ctx.physics), _number(gain), ctx.total)
-        return torch.autograd.grad(h, w, grad, create_graph=True)[0], *[None] * 4
+        return _pull_back_by_formula(grad, w, ctx.total, gain, ctx.physics), *[None] * 4
 
 
 class _ClosedForm(torch.autograd.Function):
@@ -349,8 +348,14 @@ class _ClosedForm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        pull_back = _PullBack.forward if torch.compiler.is_compiling() else _PullBack.apply
-        return pull_back(grad, *ctx.saved_tensors, *ctx.physics), *[None] * 4
+        if torch.compiler.is_compiling() or _is_final(grad):
+            of_w = _PullBack.forward(grad, *ctx.saved_tensors, *ctx.physics)
+        elif torch._C._are_functorch_transforms_active():
+            of_w = _PullBack.apply(grad, *ctx.saved_tensors, *ctx.physics)
+        else:
+            w, total, gain = ctx.saved_tensors
+            of_w = _pull_back_by_formula(grad, w, total.item(), gain, ctx.physics)
+        return of_w, *[None] * 4
 
     @staticmethod
     def vmap(
@@ -468,6 +473,14 @@ def _formula(w: Tensor, parameters: SpinWaveParameters, gain: float, total: floa
     return gain * _continuum(w, parameters, total * parameters.mode_coupling(w.shape[1]) ** 2)
 
 
+def _pull_back_by_formula(
+    grad: Tensor, w: Tensor, total: float, gain: Tensor | None, physics: Sequence[float]
+) -> Tensor:
+    with torch.enable_grad():
+        h = _formula(w, _physics(*physics), _number(gain), total)
+    return torch.autograd.grad(h, w, grad, create_graph=True)[0]
+
+
 def _evaluate(
     w: Tensor, parameters: SpinWaveParameters, gain: float
 ) -> tuple[Tensor, float, tuple[compiled.Array, float, Series]]:
@@ -494,7 +507,8 @@ def _closed_form(w: Tensor, gain: Tensor | None, *physics: float) -> tuple[Tenso
         h, total, _ = _evaluate(w, parameters, number)
     except _TooStrong:
         h, (served, total) = w.new_empty(w.shape), _sort_out(w, parameters)
-        h[~served] = _formula(w[~served], parameters, number, total)
+        a, integral, _, _ = _by_quadrature(w[~served], parameters)
+        h[~served] = (number * MODE_NORMALISATION / parameters.readout_coupling * a * integral).to(w.dtype)
         if served.any():
             h[served] = _evaluate(w[served], parameters, number)[0]
     return h, torch.tensor(total, dtype=torch.float64)
@@ -510,9 +524,8 @@ def _closed_form_backward(grad: Tensor, w: Tensor, total: Tensor, gain: Tensor |
             series = _far_series(rows, reach, parameters, w.dtype)
         except _TooStrong:
             of_w, (served, _) = w.new_empty(w.shape), _sort_out(w, parameters)
-            # autograd may be off inside an operator, torch.func is not
-            pull = torch.func.vjp(lambda w: _formula(w, parameters, number, reach), w[~served])[1]
-            (of_w[~served],) = pull(grad[~served])
+            a, _, of_later, itself = _by_quadrature(w[~served], parameters)
+            of_w[~served] = (number * scale * _collect(grad[~served], a, of_later, itself)).to(w.dtype)
             if served.any():
                 weak = w[served]
                 total = weak.double().square().sum(1).amax()
@@ -528,6 +541,36 @@ def _sort_out(w: Tensor, parameters: SpinWaveParameters) -> tuple[Tensor, float]
     _check_finite(b.sum(1).amax().to(w.dtype).item())
     # a little less than what the loop serves, since its sums round differently
     return _has_series(1.001 * b.sum(1), 1.001 * b.amax(1), parameters), squares.sum(1).amax().item()
+
+
+def _by_quadrature(w: Tensor, parameters: SpinWaveParameters) -> tuple[Tensor, ...]:
+    """Couplings a of rows that no series serves, I, its derivative in A, and ``I + 2 b dI/db``: float64."""
+    a = w.double() * parameters.mode_coupling(w.shape[1])
+    b = a.square()
+    later = F.pad(b.flip(1).cumsum(1).flip(1)[:, 1:], (0, 1))
+    phase = parameters.stark_phase
+    rule = _quadrature(_exponent(b.amax().item()), phase, _tolerance(w.dtype), torch.float64, w.device)
+    at_once = max(1, 10**6 // (len(rule[0]) * w.shape[1]))  # rows, so that memory does not grow with them
+    parts = zip(b.split(at_once), later.split(at_once), strict=True)
+    return a, *torch.cat([_integrals(*part, parameters.readout_coupling, phase, rule) for part in parts], 1)
+
+
+def _integrals(
+    b: Tensor, later: Tensor, readout: float, phase: float, rule: tuple[Tensor, Tensor]
+) -> Tensor:
+    """I, its derivative in A, and ``I + 2 b dI/db``, ``(3, ...)``, of ``I(A, b) = int_0^1 F(A + b u) cos(..) du``."""
+    u, weights = (part[:, None, None] for part in rule)
+    c, turn = later + u * b, phase * (1 - u)
+    value, derivative = _difference(0, c, readout), -_difference(1, c, readout)
+    cosine = torch.cos(turn * b)
+    itself = (value + 2 * b * u * derivative) * cosine - 2 * b * value * turn * torch.sin(turn * b)
+    return (weights * torch.stack([value * cosine, derivative * cosine, itself])).sum(1)
+
+
+def _collect(grad: Tensor, a: Tensor, of_later: Tensor, itself: Tensor) -> Tensor:
+    """The gradient in a, from that in ``a I``: every mode has a share in the A of all earlier ones."""
+    earlier = F.pad((grad * a * of_later).cumsum(-1)[..., :-1], (1, 0))
+    return grad * itself + 2 * a * earlier
 
 
 torch.library.register_fake(
@@ -572,16 +615,7 @@ def _integral_table(exponent_total: int, exponent_b: int, readout: float, phase:
 
     For A and b up to powers of two; of I, of its derivative in A, and of ``I + 2 b dI/db``.
     """
-    nodes, weights = _quadrature(exponent_b, phase, 1e-15, torch.float64, torch.device("cpu"))
-    u = nodes[:, None, None]
-
-    def integrals(b: Tensor, later: Tensor) -> Tensor:
-        c, turn = later + u * b, phase * (1 - u)
-        value, derivative = _difference(0, c, readout), -_difference(1, c, readout)
-        cosine = torch.cos(turn * b)
-        itself = (value + 2 * b * u * derivative) * cosine - 2 * b * value * turn * torch.sin(turn * b)
-        return torch.einsum("u,kuba->kba", weights, torch.stack([value * cosine, derivative * cosine, itself]))
-
+    rule = _quadrature(exponent_b, phase, 1e-15, torch.float64, torch.device("cpu"))
     sizes = [8, 8]  # terms in b, in A
     while True:
         angles = [(torch.arange(size, dtype=torch.float64) + 0.5) * (math.pi / size) for size in sizes]
@@ -589,7 +623,7 @@ def _integral_table(exponent_total: int, exponent_b: int, readout: float, phase:
             (angle.cos() + 1) * 2.0 ** (exponent - 1)
             for angle, exponent in zip(angles, (exponent_b, exponent_total), strict=True)
         )
-        table = integrals(b[:, None], later)
+        table = _integrals(b[:, None], later, readout, phase, rule)
         for angle in angles:
             cosines = torch.cos(torch.arange(len(angle), dtype=torch.float64)[:, None] * angle) * (2 / len(angle))
             cosines[0] /= 2
@@ -608,10 +642,9 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
     b = a.square()
     inclusive = b.flip(-1).cumsum(-1).flip(-1)  # sum of b_j over j >= i
     later = F.pad(inclusive[..., 1:], (0, 1))  # A_i
-    limit = _UNSEEN_SQUARED_COUPLING
-    if total is not None:
-        largest = seen(b.detach().amax())
-        limit = total if largest is None else largest  # in derivatives inside vmap only the sum is known
+    largest = None if total is None else seen(b.detach().amax())
+    # in derivatives inside vmap only the sum is known
+    limit = min(_UNSEEN_SQUARED_COUPLING, math.inf if total is None else total) if largest is None else largest
 
     readout = parameters.readout_coupling
     phase = parameters.stark_phase
@@ -629,7 +662,7 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
         values = values * torch.cos(phase * (1 - u) * b)
     integral = (weights.view_as(u) * values).sum(0)  # a product of matrices would be autocast's
     h = MODE_NORMALISATION / readout * a * integral
-    return h if total is not None else torch.where(b > limit, math.nan, h)
+    return h if largest is not None else _unless(b > _UNSEEN_SQUARED_COUPLING, h)
 
 
 # Cells of the table for a unit of sqrt(1 + c): the cubic in each is good to 1e-9.
@@ -672,7 +705,7 @@ class _Tabled(torch.autograd.Function):
         sums = F.pad(a.square().flip(-1).cumsum(-1), (1, 0)).flip(-1)  # (..., modes + 1): A_i + b_i, at the end 0
         place = (sums + 1).sqrt() * _CELLS - _CELLS
         cell = place.nan_to_num(len(table)).clamp(max=len(table) - 1).long()
-        x = (place - cell).unsqueeze(-1)
+        x = torch.where(place > len(table), math.nan, place - cell).unsqueeze(-1)
         value, first, second, third = table[cell].unbind(-2)  # (..., modes + 1, functions)
         value = torch.addcmul(value, x, torch.addcmul(first, x, torch.addcmul(second, x, third)))
         transform, known = torch.view_as_complex(value.unflatten(-1, (2, 2))).unbind(-1)
@@ -682,14 +715,13 @@ class _Tabled(torch.autograd.Function):
         turn = torch.exp(1j * phase * b)
         part = turn * transform[..., 1:] - transform[..., :-1]
         least = _NEARLY_EQUAL / max(1.0, abs(phase))
-        is_small, divisor = b < least, b.clamp(min=least)
+        is_small, divisor = b < least, torch.where(b > _UNSEEN_SQUARED_COUPLING, math.nan, b.clamp(min=least))
         integral = torch.where(is_small, torch.lerp(f[..., 1:], f[..., :-1], 0.5), part.real / divisor)
         drift = f[..., :-1] - phase * part.imag
         of_later = torch.where(
             is_small, torch.lerp(slope[..., 1:], slope[..., :-1], 0.5), (drift - turn.real * f[..., 1:]) / divisor
         )
         itself = 2 * drift - integral  # I + 2 b dI/db
-        integral = torch.where(place[..., :-1] > len(table), math.nan, integral)
         ctx.scale = MODE_NORMALISATION / readout
         ctx.save_for_backward(w, a, of_later, itself)
         ctx.parameters = parameters
@@ -703,9 +735,8 @@ class _Tabled(torch.autograd.Function):
             with torch.enable_grad():
                 h = _continuum(w, ctx.parameters, None)
             return torch.autograd.grad(h, w, grad, create_graph=True)[0], None
-        earlier = F.pad((grad * a * of_later).cumsum(-1)[..., :-1], (1, 0))
         scale = ctx.scale * ctx.parameters.mode_coupling(w.shape[-1])
-        return (scale * (grad * itself + 2 * a * earlier)).to(w.dtype), None
+        return (scale * _collect(grad, a, of_later, itself)).to(w.dtype), None
 
 
 @lru_cache(maxsize=64)
@@ -851,7 +882,7 @@ def _discretized(w: Tensor, parameters: SpinWaveParameters, look: bool) -> Tenso
     overlaps = torch.stack(rows[::-1], 1) @ read_in  # (neurons, modes, terms of the read-in)
     h = a * (overlaps * _chebyshev(b, exponent, read_in.shape[1]).movedim(0, -1)).sum(-1)
     if limit is None:
-        h = torch.where(b.amax(-1, keepdim=True) > _UNSEEN_SQUARED_COUPLING, math.nan, h)
+        h = _unless(b.amax(-1, keepdim=True) > _UNSEEN_SQUARED_COUPLING, h)
     return h
 
 
@@ -982,6 +1013,11 @@ def _lasting() -> Iterator[None]:
     """For tables that are kept: later calls may record gradients, be batched, or have another default device."""
     with torch.inference_mode(False), temporarily_clear_interpreter_stack(), torch.device("cpu"):
         yield
+
+
+def _unless(is_beyond: Tensor, h: Tensor) -> Tensor:
+    """NaN in place of h, and of its gradient."""
+    return h * torch.where(is_beyond, math.nan, 1.0)
 
 
 def _tolerance(dtype: torch.dtype) -> float:

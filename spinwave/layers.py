@@ -49,7 +49,7 @@ class SpinWaveLinear(nn.Module):
     Raises:
         ValueError: sizes below 1, an unknown model, an input whose last dimension is not ``in_features``. On
             the CPU also weights that are NaN or infinite; on a GPU these pass through, since looking would stall it,
-            and couplings beyond ``|a| = 5`` of a mode may give NaN.
+            and a coupling ``|a| > 5`` of a mode gives NaN.
     """
 
     gain: Tensor
