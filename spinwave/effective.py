@@ -245,6 +245,7 @@ def is_plain(tensor: Tensor) -> bool:
         and type(tensor) in _PLAIN
         and not tensor.is_meta
         and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None  # make_fx
     )
 
 

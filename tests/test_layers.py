@@ -5,6 +5,7 @@ import math
 import onnx.reference
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from spinwave import (
     SpinWaveLinear,
@@ -282,6 +283,12 @@ def test_torch_func_trains_many_networks_and_splits_gradients_by_sample(coupling
     by_sample = torch.func.vmap(torch.func.grad(loss), (None, None, 0, 0))(*own, x[:, None], labels[:, None])
     for name, parameter in own[0].items():
         assert torch.allclose(by_sample[name].mean(0), parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_traced_network_is_the_network():
+    """make_fx records operators; what the compiled loops wrote once came out as memory that nobody had filled."""
+    network, x = SpinWaveMLP((5, 4, 3), PHYSICS), torch.rand(2, 5)
+    assert torch.equal(make_fx(network)(x)(2 * x), network(2 * x))
 
 
 @pytest.mark.slow
