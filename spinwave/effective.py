@@ -62,6 +62,16 @@ _MOST_REDUCED = 6
 # More terms than this means couplings (or Stark phases) no float64 sum resolves in reasonable time.
 _MOST_TERMS = 1024
 
+# Cells of the table for a unit of sqrt(1 + c): the cubic in each is good to 1e-9.
+_CELLS = 128
+
+# Longest table, in powers of two, and largest turn of the phase in a cell.
+_LONGEST_TABLE = 22
+_LARGEST_PIECE = 30.0
+
+# Squared couplings below which a difference of two values of the table, divided by it, is worse than their mean.
+_NEARLY_EQUAL = 1e-5
+
 # Tensors of these types, and of no subclass, have values to look at.
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -172,30 +182,29 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
         return (gain * compute(w, parameters, model, look)).to(w.dtype)
     kind = w.device.type
     working = w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
-    rows = working.flatten(0, -2) if w.dim() > 1 else working[None]
-    h: Tensor
-    if look and kind == "cpu" and model == "continuum" and _has_loops(working):
-        # inside torch.func every neuron may have its own gain
-        inside, outside = (None, gain) if torch._C._are_functorch_transforms_active() else (gain, None)
-        physics = parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase
-        h = _closed(rows, inside, *physics).view(w.shape)
-        return (h if outside is None else outside * h).to(w.dtype)
+    has_loops = look and kind == "cpu" and model == "continuum" and _has_loops(working)
     # Tensors on "meta" have no autocast; asking torch.amp whether a device has breaks the graph of PyTorch 2.6.
-    if kind != "meta" and torch.is_autocast_enabled(kind):
+    if not has_loops and kind != "meta" and torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             return compute(w, parameters, model, look, gain)
-    if model == "discretized":
-        h = _discretized(rows, parameters, look).view(w.shape)
-        return (h if gain is None else gain * h).to(w.dtype)
-    if not look and is_plain(working) and _has_table(working, parameters):
-        h = _Tabled.apply(working, parameters)
-        return (h if gain is None else gain * h).to(w.dtype)
-    # the largest sum of squared couplings of a neuron
-    norm = seen(torch.linalg.vector_norm(working.detach(), dim=-1).amax()) if look else None
-    total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
-    if total is not None:
-        _check_finite(total)
-    h = _continuum(working, parameters, total)
+    rows = working.flatten(0, -2) if w.dim() > 1 else working[None]
+    h: Tensor
+    if has_loops:
+        # inside torch.func every neuron may have its own gain
+        inside, gain = (None, gain) if torch._C._are_functorch_transforms_active() else (gain, None)
+        h = _closed(rows, inside, parameters.coupling_total, parameters.readout_coupling, parameters.stark_phase)
+    elif model == "discretized":
+        h = _discretized(rows, parameters, look)
+    elif not look and is_plain(working) and _has_table(working, parameters):
+        h = _Tabled.apply(rows, parameters)
+    else:
+        # the largest sum of squared couplings of a neuron
+        norm = seen(torch.linalg.vector_norm(rows.detach(), dim=-1).amax()) if look else None
+        total = None if norm is None else (norm * parameters.mode_coupling(w.shape[-1])) ** 2
+        if total is not None:
+            _check_finite(total)
+        h = _continuum(rows, parameters, total)
+    h = h.reshape(w.shape)
     return (h if gain is None else gain * h).to(w.dtype)
 
 
@@ -326,7 +335,7 @@ class _Closed(torch.autograd.Function):
         w, gain = ctx.saved_tensors  # asked for in any case: PyTorch then refuses weights that were changed since
         if _is_final(grad):
             return _pull_back(grad.clone(memory_format=torch.contiguous_format), ctx.series), *[None] * 4
-        return _pull_back_by_formula(grad, w, ctx.total, gain, ctx.physics), *[None] * 4
+        return _pull_back_by_formula(grad, w, _physics(*ctx.physics), _number(gain), ctx.total), *[None] * 4
 
 
 class _ClosedForm(torch.autograd.Function):
@@ -355,7 +364,7 @@ class _ClosedForm(torch.autograd.Function):
             of_w = _PullBack.apply(grad, *ctx.saved_tensors, *ctx.physics)
         else:
             w, total, gain = ctx.saved_tensors
-            of_w = _pull_back_by_formula(grad, w, total.item(), gain, ctx.physics)
+            of_w = _pull_back_by_formula(grad, w, _physics(*ctx.physics), _number(gain), total.item())
         return of_w, *[None] * 4
 
     @staticmethod
@@ -469,16 +478,17 @@ def _pull_back(g: Tensor, series: tuple[compiled.Array, float, Series]) -> Tenso
     return g
 
 
-def _formula(w: Tensor, parameters: SpinWaveParameters, gain: float, total: float) -> Tensor:
+def _formula(w: Tensor, parameters: SpinWaveParameters, gain: float, total: float | None) -> Tensor:
     """``gain H`` for a derivative of the derivative, or many at once: autograd does the formula as it stands."""
-    return gain * _continuum(w, parameters, total * parameters.mode_coupling(w.shape[1]) ** 2)
+    squared = parameters.mode_coupling(w.shape[1]) ** 2
+    return gain * _continuum(w, parameters, None if total is None else total * squared)
 
 
 def _pull_back_by_formula(
-    grad: Tensor, w: Tensor, total: float, gain: Tensor | None, physics: Sequence[float]
+    grad: Tensor, w: Tensor, parameters: SpinWaveParameters, gain: float, total: float | None
 ) -> Tensor:
     with torch.enable_grad():
-        h = _formula(w, _physics(*physics), _number(gain), total)
+        h = _formula(w, parameters, gain, total)
     return torch.autograd.grad(h, w, grad, create_graph=True)[0]
 
 
@@ -548,8 +558,7 @@ def _by_quadrature(w: Tensor, parameters: SpinWaveParameters) -> tuple[Tensor, .
     """Couplings a of rows that no series serves, I, its derivative in A, and ``I + 2 b dI/db``: float64."""
     a = w.double() * parameters.mode_coupling(w.shape[1])
     b = a.square()
-    later = F.pad(b.flip(1).cumsum(1).flip(1)[:, 1:], (0, 1))
-    phase = parameters.stark_phase
+    later, phase = _sums_later(b), parameters.stark_phase
     rule = _quadrature(_exponent(b.amax().item()), phase, _tolerance(w.dtype), torch.float64, w.device)
     at_once = max(1, 10**6 // (len(rule[0]) * w.shape[1]))  # rows, so that memory does not grow with them
     parts = zip(b.split(at_once), later.split(at_once), strict=True)
@@ -641,8 +650,7 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
     tolerance = _tolerance(w.dtype)
     a = w * parameters.mode_coupling(w.shape[-1])  # (..., modes)
     b = a.square()
-    inclusive = b.flip(-1).cumsum(-1).flip(-1)  # sum of b_j over j >= i
-    later = F.pad(inclusive[..., 1:], (0, 1))  # A_i
+    later = _sums_later(b)
     largest = None if total is None else seen(b.detach().amax())
     # in derivatives inside vmap only the sum is known
     limit = min(_UNSEEN_SQUARED_COUPLING, math.inf if total is None else total) if largest is None else largest
@@ -666,15 +674,10 @@ def _continuum(w: Tensor, parameters: SpinWaveParameters, total: float | None) -
     return h if largest is not None else _unless(b > _UNSEEN_SQUARED_COUPLING, h)
 
 
-# Cells of the table for a unit of sqrt(1 + c): the cubic in each is good to 1e-9.
-_CELLS = 128
-
-# Longest table, in powers of two, and largest turn of the phase in a cell.
-_LONGEST_TABLE = 22
-_LARGEST_PIECE = 30.0
-
-# Squared couplings below which a difference of two values of the table, divided by it, is worse than their mean.
-_NEARLY_EQUAL = 1e-5
+def _sums_later(b: Tensor) -> Tensor:
+    """A_i, the sum of b_j over j > i: ``(..., modes)``."""
+    inclusive = b.flip(-1).cumsum(-1).flip(-1)
+    return F.pad(inclusive[..., 1:], (0, 1))
 
 
 def _table_exponent(modes: int) -> int:
@@ -689,7 +692,7 @@ def _has_table(w: Tensor, parameters: SpinWaveParameters) -> bool:
 
 
 class _Tabled(torch.autograd.Function):
-    """H of w, ``(..., modes)``, whose values stay unseen. In few operators: each costs a GPU more than its work.
+    """H of rows of w, ``(neurons, modes)``, kept unseen. In few operators: each costs a GPU more than its work.
 
     With ``T' = i phi T - F`` the integral over u is a difference of one function at two sums of squares::
 
@@ -703,11 +706,11 @@ class _Tabled(torch.autograd.Function):
         phase, readout, modes = parameters.stark_phase, parameters.readout_coupling, w.shape[-1]
         table = _table(_table_exponent(modes), readout, phase, w.device)  # (cells, powers, functions)
         a = w.double() * parameters.mode_coupling(modes)  # differences of T are small
-        sums = F.pad(a.square().flip(-1).cumsum(-1), (1, 0)).flip(-1)  # (..., modes + 1): A_i + b_i, at the end 0
+        sums = F.pad(a.square().flip(-1).cumsum(-1), (1, 0)).flip(-1)  # (neurons, modes + 1): A_i + b_i, at the end 0
         place = (sums + 1).sqrt() * _CELLS - _CELLS
         cell = place.nan_to_num(len(table)).clamp(max=len(table) - 1).long()
         x = torch.where(place > len(table), math.nan, place - cell).unsqueeze(-1)
-        value, first, second, third = table[cell].unbind(-2)  # (..., modes + 1, functions)
+        value, first, second, third = table[cell].unbind(-2)  # (neurons, modes + 1, functions)
         value = torch.addcmul(value, x, torch.addcmul(first, x, torch.addcmul(second, x, third)))
         transform, known = torch.view_as_complex(value.unflatten(-1, (2, 2))).unbind(-1)
         f, slope = known.real, known.imag
@@ -733,9 +736,7 @@ class _Tabled(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         w, a, of_later, itself = ctx.saved_tensors
         if not _is_final(grad):
-            with torch.enable_grad():
-                h = _continuum(w, ctx.parameters, None)
-            return torch.autograd.grad(h, w, grad, create_graph=True)[0], None
+            return _pull_back_by_formula(grad, w, ctx.parameters, 1.0, None), None
         scale = ctx.scale * ctx.parameters.mode_coupling(w.shape[-1])
         return (scale * _collect(grad, a, of_later, itself)).to(w.dtype), None
 
@@ -754,14 +755,14 @@ def _table(exponent: int, readout: float, phase: float, device: torch.device) ->
         length = c.diff()
         nodes, weights = _gauss(6 + int(abs(phase) * length[-1].item()))
         pieces = sum(
-            weight * length * _difference(0, c[:-1] + u * length, readout) * _turn(-phase * u * length)
+            weight * length * _difference(0, c[:-1] + u * length, readout) * torch.exp(-1j * phase * u * length)
             for u, weight in zip(nodes, weights, strict=True)
         )  # integrals over a cell
         rest = torch.zeros(1, dtype=torch.complex128)
         if abs(phase) * end > 4:  # else exp(i phase c) is slow enough
             for k in range(math.ceil(36 / math.log(abs(phase) * end))):  # by parts, to 1e-16
                 rest += (-1) ** k * _difference(k, c[-1:], readout) / (1j * phase) ** (k + 1)
-        turned = _turn(-phase * c)
+        turned = torch.exp(-1j * phase * c)
         transform = torch.cat([pieces * turned[:-1], rest * turned[-1]]).flip(0).cumsum(0).flip(0) / turned
         f, first, second = ((-1) ** n * _difference(n, c, readout) for n in range(3))
         slope = 1j * phase * transform - f
@@ -770,10 +771,6 @@ def _table(exponent: int, readout: float, phase: float, device: torch.device) ->
         step, begin, end_slopes = values.diff(dim=0), slopes[:-1], slopes[1:]
         cubics = values[:-1], begin, 3 * step - 2 * begin - end_slopes, begin + end_slopes - 2 * step
         return torch.stack(cubics, 1).to(device)
-
-
-def _turn(angle: Tensor) -> Tensor:
-    return torch.polar(torch.ones_like(angle), angle)
 
 
 def _difference(n: int, c: Tensor, readout: float) -> Tensor:

@@ -827,7 +827,6 @@ def test_the_callers_timer_goes_on():
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.slow
 def test_numbers_of_numpy_are_numbers():
     settings = {"modes": np.int64(4), "seed": np.int8(3), "network": np.array([4, 3]), "samples": np.int64(9)}
     numpy, plain = (
@@ -837,6 +836,7 @@ def test_numbers_of_numpy_are_numbers():
     assert json.dumps({**numpy, "seconds": 0}) == json.dumps({**plain, "seconds": 0})
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_findings():
     first, again, other = (checkup(kuramoto, 6, 6, seed=seed, topics=["gradient", "structure"]) for seed in (0, 0, 1))
     assert first.findings == again.findings

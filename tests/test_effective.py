@@ -228,7 +228,7 @@ def test_the_table_for_weights_that_stay_unseen(readout, detuning):
         assert (found - expected).abs().max() < 2e-6 * expected.abs().max()
 
 
-def test_the_table_takes_a_tenth_of_the_operators(monkeypatch):
+def test_the_table_takes_a_fifth_of_the_operators(monkeypatch):
     """On a GPU a step is as long as its list of operators, and none may wait for a value."""
 
     class Count(TorchDispatchMode):
