@@ -153,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--deskew", action="store_true", help="set the digits upright first, those of the test as well")
     train.add_argument("--augment", action="store_true", help="turn, scale, slant and shift the digits a little")
     train.add_argument("--compile", action="store_true", help="use torch.compile (small networks on a CPU are slower)")
+    train.add_argument("--graph", action="store_true", help="record the step as a CUDA graph (on one NVIDIA GPU)")
     _add_data_source(train)
 
     evaluate_parser = commands.add_parser(
@@ -258,7 +259,7 @@ def _train(options: argparse.Namespace) -> None:
             for name in ("root", "device"):  # the run does not remember these
                 if name in options:
                     again += [f"--{name}", getattr(options, name)]
-            again += ["--compile"] if "compile" in options else []
+            again += [f"--{name}" for name in ("compile", "graph") if name in options]
             message = f"The last saved epoch is kept. Continue with: {command} {shlex.join(again)}"
         else:
             message = "Nothing was saved yet. Start again with the same command."
@@ -332,6 +333,7 @@ def _train_into(out: Path, device: torch.device, options: argparse.Namespace) ->
         device=device,
         augment=chosen["augment"],
         compile="compile" in options,
+        graph="graph" in options,
         out=out,
         resume=resume,
         notes={name: chosen[name] for name in ("data", "size", "limit", "deskew")},

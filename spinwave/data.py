@@ -68,10 +68,9 @@ def distort(images: Tensor, generator: torch.Generator) -> Tensor:
         ValueError: images that are not square, not floating point or none.
     """
     pictures = _pictures("distort", images)
-    angle, scale, slant, right, down = (
-        (2 * torch.rand(5, len(images), generator=generator) - 1).to(images)
-        * images.new_tensor([[math.radians(12)], [0.1], [0.15], [1 / 7], [1 / 7]])  # of half a side
-    )
+    most = torch.tensor([math.radians(12), 0.1, 0.15, 1 / 7, 1 / 7], dtype=images.dtype, device="cpu")  # of half a side
+    drawn = (2 * torch.rand(5, len(images), generator=generator, device="cpu") - 1).to(images.dtype) * most[:, None]
+    angle, scale, slant, right, down = drawn.to(images.device)  # in one copy: each makes a GPU wait
     scale = 1 / (1 + scale)
     rows = [angle.cos() * scale, angle.sin() * scale + slant, right, -angle.sin() * scale, angle.cos() * scale, down]
     return _moved(pictures, rows).view_as(images)

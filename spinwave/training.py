@@ -9,7 +9,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.json"
 LOCK = ".lock"
 
+RECORDED = ("cuda",)  # devices whose launches can be recorded and replayed
+
 
 class Diverged(ArithmeticError):
     """The training loss is, or is bound to become, NaN or infinite."""
@@ -56,6 +59,7 @@ def fit(
     device: str | torch.device | None = None,
     augment: bool = False,
     compile: bool = False,
+    graph: bool = False,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     notes: dict[str, Any] | None = None,
@@ -89,6 +93,8 @@ def fit(
             must be square.
         compile: pass the model through :func:`torch.compile`. On a CPU a small network is slower with it: there is
             nothing left to fuse, and each call of compiled code costs.
+        graph: record the step as a CUDA graph and replay it, on one NVIDIA GPU: a small network's step is a hundred
+            launches, which take longer than their work. Nothing that the model does may depend on a value.
         out: folder for a checkpoint and ``metrics.json`` after every epoch; the model must be a :class:`SpinWaveMLP`.
             One training at a time may use it (Windows does not check).
         resume: continue the run in ``out``, with the settings and the data it was started with.
@@ -103,7 +109,7 @@ def fit(
 
     Raises:
         ValueError: arguments outside their range, tensors that do not fit, a folder that cannot be made, holds another
-            run or is in use.
+            run or is in use; a step that cannot be recorded.
         Diverged: images are not finite, the loss became NaN or infinite, or the weights grew past what the layers
             can compute. The checkpoint of the last good epoch is kept; ``model`` has the weights at which training
             stopped.
@@ -128,6 +134,8 @@ def fit(
         if train[0].amin() < 0:
             raise ValueError(f"augment expects grey values from 0, the background, got {train[0].amin():g}")
     device = choose_device(device)
+    if graph and (device.type not in RECORDED or processes > 1):
+        raise ValueError(f"graph expects one process on an NVIDIA GPU, got {processes} on {device}")
     settings: dict[str, Any] = {
         "epochs": epochs,
         "batch_size": batch_size,
@@ -149,7 +157,7 @@ def fit(
     test = (test[0].to(device), test[1].to(device))
     if not (images.isfinite().all() and test[0].isfinite().all()):
         raise Diverged("the images hold NaN or infinity, and so would the loss")
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True, capturable=graph)
     history: History = []
     steps = math.ceil(len(images) / batch_size)
     surroundings = environment(device) | {"processes": processes}
@@ -171,30 +179,43 @@ def fit(
         network = torch.compile(model) if compile else model
         if processes > 1:
             network = DistributedDataParallel(network)
+        total = torch.zeros((), device=device)  # the summed losses of an epoch
+
+        def step(x: Tensor, y: Tensor, batch: int) -> None:
+            loss = F.cross_entropy(network(x), y, reduction="sum")
+            # Reading the loss stalls a GPU, and a process that stopped alone would stall the others. There a NaN is
+            # found at the end of the epoch.
+            if device.type == "cpu" and processes == 1:
+                _check_loss(loss.item())
+            optimizer.zero_grad()
+            # The gradient of the batch's mean: the processes average theirs, and shares may be uneven.
+            loss.backward(torch.full_like(loss, processes / batch))
+            optimizer.step()
+            total.add_(loss.detach())
+
+        take = step
+        if graph:
+            take = _Recorded(step, device)
+            # A graph would keep a number as it was.
+            optimizer.param_groups[0]["lr"] = torch.full((), learning_rate, dtype=torch.float32, device=device)
         hidden = not progress or rank > 0
         with tqdm(total=epochs * steps, initial=len(history) * steps, unit="step", disable=hidden) as bar:
             for epoch in range(len(history), epochs):
                 begin = time.perf_counter()
                 order = shuffled(len(images), seed, epoch)
                 chance = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-                total = torch.zeros((), device=device)
+                total.zero_()
                 try:
-                    for step, index in enumerate(order.to(device).split(batch_size)):
-                        rate = one_cycle((epoch * steps + step) / (epochs * steps))
-                        optimizer.param_groups[0]["lr"] = learning_rate * rate
+                    for number, index in enumerate(order.to(device).split(batch_size)):
+                        rate = learning_rate * one_cycle((epoch * steps + number) / (epochs * steps))
+                        if graph:
+                            optimizer.param_groups[0]["lr"].fill_(rate)
+                        else:
+                            optimizer.param_groups[0]["lr"] = rate
                         share = index[rank::processes]
                         # Every process draws for the whole batch, so that the digits do not depend on their number.
                         x = distort(images[index], chance)[rank::processes] if augment else images[share]
-                        loss = F.cross_entropy(network(x), labels[share], reduction="sum")
-                        # Reading the loss stalls a GPU, and a process that stopped alone would stall the others. There
-                        # a NaN is found at the end of the epoch.
-                        if device.type == "cpu" and processes == 1:
-                            _check_loss(loss.item())
-                        optimizer.zero_grad()
-                        # The gradient of the batch's mean: the processes average theirs, and shares may be uneven.
-                        loss.backward(torch.full_like(loss, processes / len(index)))
-                        optimizer.step()
-                        total += loss.detach()
+                        take(x, labels[share], len(index))
                         bar.update()
                     if processes > 1:
                         dist.all_reduce(total)
@@ -225,6 +246,43 @@ def fit(
                         _write(folder / METRICS, json.dumps(metrics, indent=1).encode())
                         save_checkpoint(folder, model, optimizer, settings, history)
     return _metrics(model, settings, history, score, surroundings)
+
+
+class _Recorded:
+    """A training step that one launch repeats, recorded as a CUDA graph.
+
+    The first batch of a size runs as it is, so that libraries, tables and the optimiser make outside the graph what
+    they keep; the second is recorded. What the step reads and writes stays where it was then.
+    """
+
+    def __init__(self, step: Callable[[Tensor, Tensor, int], None], device: torch.device) -> None:
+        self.step = step
+        self.stream = torch.cuda.Stream(device)  # autograd works where it worked before: not on the main one
+        self.known: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
+
+    def __call__(self, x: Tensor, y: Tensor, batch: int) -> None:
+        if batch not in self.known:
+            here = torch.cuda.current_stream(x.device)
+            self.stream.wait_stream(here)
+            with torch.cuda.stream(self.stream), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "This instance was constructed with capturable")
+                self.step(x, y, batch)
+            here.wait_stream(self.stream)
+            self.known[batch] = None
+            return
+        recorded = self.known[batch]
+        if recorded is None:
+            recorded = torch.cuda.CUDAGraph(), x.clone(), y.clone()
+            try:
+                with torch.cuda.graph(recorded[0], stream=self.stream):
+                    self.step(*recorded[1:], batch)
+            except RuntimeError as error:
+                raise ValueError(f"graph cannot record a step of this model: {_reason(error)}") from error
+            self.known[batch] = recorded
+        replayed, x_there, y_there = recorded
+        x_there.copy_(x)
+        y_there.copy_(y)
+        replayed.replay()
 
 
 @torch.no_grad()

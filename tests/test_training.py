@@ -374,6 +374,7 @@ def test_numbers_of_other_libraries_are_numbers(digits, tmp_path):
         ({"device": 3.5}, "device must be one of cpu.* got 3.5"),
         ({"device": "meta"}, "device must be one of cpu.* got 'meta'"),
         ({"device": "cuda:77"}, "device must be one of cpu.* got 'cuda:77'"),
+        ({"graph": True, "device": "cpu"}, "graph expects one process on an NVIDIA GPU, got 1 on cpu"),
         ({"resume": True}, "resume needs out"),
         ({"notes": {"x": object()}}, "notes must be a dict that JSON can hold"),
         ({"notes": {"x": math.nan}}, "notes must be a dict that JSON can hold"),
