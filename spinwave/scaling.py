@@ -3,6 +3,8 @@
 A step is what training does: forward, cross entropy, backward, fused Adam. Steps of the spin-wave network take turns
 with those of a network of ordinary layers of the same shape, in one process; their ratio compares two numbers that met
 the same machine in the same state. In the last rows both networks are compiled.
+
+An ensemble that :func:`spinwave.fit_ensemble` trains takes turns with the same networks trained one after another.
 """
 
 import json
@@ -20,13 +22,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from .bench import in_seconds
+from .ensemble import fit_ensemble
 from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters, whole
-from .training import _write, choose_device, environment
+from .training import _write, choose_device, environment, fit
 
 # Widths of n-n-10 networks: from a thousand to ten million weights.
 WIDTHS = (28, 100, 312, 996, 3158)
 POINTS = (25, 50, 100, 200, 400)
+NETWORKS = 16  # of the ensemble
 
 
 def run(
@@ -45,8 +49,9 @@ def run(
         report: called with one line a row.
 
     Returns:
-        The results, as in the file: ``environment``, ``rows`` and ``slopes``: the powers of the number of weights and
-        of grid points by which a step grows, fitted on logarithmic axes.
+        The results, as in the file: ``environment``, ``rows``, ``slopes``: the powers of the number of weights and
+        of grid points by which a step grows, fitted on logarithmic axes; and ``ensemble``: ``networks``, ``batch``, and
+        the seconds that their steps take ``together`` and one after another (``alone``).
 
     Raises:
         ValueError: no such device, a repeat out of range.
@@ -71,7 +76,7 @@ def run(
         {"sizes": (784, 1000, 1000, 10), "batch": 1024, "compiled": True},
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"environment": environment(chosen), "rows": [], "slopes": {}}
+    results: dict[str, Any] = {"environment": environment(chosen), "rows": [], "slopes": {}, "ensemble": None}
     for wanted in plan:
         row: dict[str, Any] = {"sizes": (100, 100, 10), "model": "continuum", "parameters": question}
         row |= {"dtype": torch.float32, "compiled": False, **wanted}
@@ -98,6 +103,10 @@ def run(
         results["slopes"] = slopes(results["rows"])
         _write(file, json.dumps(results, indent=1).encode())
         report(describe(row))
+    together, alone = ensemble_seconds(chosen, 5 if repeat is None else repeat)
+    results["ensemble"] = {"networks": NETWORKS, "batch": 256, "together": together, "alone": alone}
+    _write(file, json.dumps(results, indent=1).encode())
+    report(f"{NETWORKS} networks at once train {gain(results['ensemble']):.1f} times as fast as one after another")
     for name, slope in results["slopes"].items():
         report(f"a step grows as the power {slope:.2f} of the {name}")
     return results
@@ -157,6 +166,26 @@ def _step(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], 
     return step
 
 
+def ensemble_seconds(device: torch.device, repeat: int) -> tuple[list[float], list[float]]:
+    """Seconds in which 100 steps of 16 networks are made, at once and one after another, taking turns."""
+    torch.manual_seed(0)
+    train = torch.rand(100 * 256, 100), torch.randint(10, (100 * 256,))
+    test = train[0][:256], train[1][:256]
+    options: dict[str, Any] = {"epochs": 1, "device": device, "progress": False}
+    together, alone = [], []
+    for _ in range(repeat + 1):
+        _, metrics = fit_ensemble(train, test, seeds=range(NETWORKS), **options)
+        together.append(metrics[0]["seconds"])
+        alone.append(sum(fit(SpinWaveMLP(), train, test, seed=seed, **options)["seconds"] for seed in range(NETWORKS)))
+    return together[1:], alone[1:]  # without the one to warm up
+
+
+def gain(ensemble: dict[str, Any]) -> float:
+    """How many times as fast an ensemble is as its networks one after another: the ratio of the medians."""
+    ratio: float = statistics.median(ensemble["alone"]) / statistics.median(ensemble["together"])
+    return ratio
+
+
 def price(row: dict[str, Any]) -> float:
     """What a step costs beside one of ordinary layers: the ratio of the medians."""
     ratio: float = statistics.median(row["seconds"]) / statistics.median(row["floor"])
@@ -196,6 +225,6 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         results = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"expected results of `python -m spinwave bench --scaling` in {path}: {error}") from None
-    if not isinstance(results, dict) or not {"environment", "rows", "slopes"} <= set(results):
+    if not isinstance(results, dict) or not {"environment", "rows", "slopes", "ensemble"} <= set(results):
         raise ValueError(f"expected results of `python -m spinwave bench --scaling` in {path}, got something else")
     return results

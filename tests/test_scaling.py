@@ -22,6 +22,26 @@ def test_steps_take_turns_and_come_in_pairs(model, compiled):
     assert min(ours + theirs) > 0
 
 
+def test_an_ensemble_takes_turns_with_its_networks(monkeypatch):
+    trained = []
+
+    def fit_ensemble(train, test, *, seeds, **_):
+        trained.append(len(seeds))
+        return [], [{"seconds": 2.0}] * len(seeds)
+
+    def fit(network, train, test, *, seed, **_):
+        trained.append(seed)
+        return {"seconds": 0.5}
+
+    monkeypatch.setattr(scaling, "fit_ensemble", fit_ensemble)
+    monkeypatch.setattr(scaling, "fit", fit)
+    together, alone = scaling.ensemble_seconds(torch.device("cpu"), 2)
+    assert together == [2.0, 2.0]
+    assert alone == [8.0, 8.0]
+    assert trained == 3 * [16, *range(16)]
+    assert scaling.gain({"together": together, "alone": alone}) == 4
+
+
 def test_slopes_are_powers_of_the_weights_that_take_the_time():
     def row(series, weights, points, seconds):
         return {"series": series, "weights": weights, "points": points, "seconds": [seconds, seconds, 99.0]}
@@ -58,8 +78,12 @@ def test_compiled_rows_are_skipped_where_nothing_compiles(tmp_path, monkeypatch)
         return [2e-3], [1e-3]
 
     monkeypatch.setattr(scaling, "step_seconds", measure)
+    monkeypatch.setattr(scaling, "ensemble_seconds", lambda device, repeat: ([2.0, 3.0, 1.0], [5.0, 6.0, 6.0]))
     lines = []
     results = scaling.run(tmp_path / "r.json", device="cpu", report=lines.append)
+    assert scaling.load(tmp_path / "r.json") == results
+    assert results["ensemble"] == {"networks": 16, "batch": 256, "together": [2, 3, 1], "alone": [5, 6, 6]}
+    assert "16 networks at once train 3.0 times as fast as one after another" in lines
     assert not any(row["compiled"] for row in results["rows"])
     assert lines.count("skipped, torch.compile failed: No working C++ compiler found") == 4
 
@@ -70,6 +94,7 @@ def test_stored_results_are_whole(file):
     assert len(results["rows"]) == 21 or not any(row["compiled"] for row in results["rows"])  # nothing to compile with
     assert all(scaling.price(row) > 0 and scaling.describe(row) for row in results["rows"])
     assert set(results["slopes"]) == {"weights", "points"}
+    assert scaling.gain(results["ensemble"]) > 0
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({"rows": []})])

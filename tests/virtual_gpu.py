@@ -12,6 +12,7 @@ import contextlib
 from collections import Counter
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -147,6 +148,11 @@ def recording(graph, stream=None):
                 leaf.fill_(torch.nan if leaf.is_floating_point() else 0)
 
 
+def must_be_capturable(optimizer, *_):
+    if GPU.current.recording is not None and not all(group["capturable"] for group in optimizer.param_groups):
+        raise RuntimeError("Attempting CUDA graph capture of step() but capturable is False")
+
+
 _tensor = torch.tensor
 
 
@@ -163,6 +169,7 @@ def gpu():
     training.RECORDED = (*training.RECORDED, "vgpu")
     torch.cuda.CUDAGraph, torch.cuda.graph, torch.cuda.Stream = Graph, recording, Stream
     torch.tensor = from_values
+    register_optimizer_step_pre_hook(must_be_capturable)
     torch.cuda.stream, torch.cuda.current_stream = contextlib.nullcontext, Stream
     with GPU() as device:
         yield device
