@@ -22,6 +22,7 @@ The kernels are those of Nunn et al., Phys. Rev. A 75, 011401(R) (2007).
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -71,6 +72,9 @@ _LARGEST_PIECE = 30.0
 
 # Squared couplings below which a difference of two values of the table, divided by it, is worse than their mean.
 _NEARLY_EQUAL = 1e-5
+
+# Devices that kernels are made for.
+_KERNELS_FOR = ("cuda",)
 
 # Tensors of these types, and of no subclass, have values to look at.
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -535,8 +539,9 @@ def _closed_form_backward(grad: Tensor, w: Tensor, total: Tensor, gain: Tensor |
             series = _far_series(rows, reach, parameters, w.dtype)
         except _TooStrong:
             of_w, (served, _) = w.new_empty(w.shape), _sort_out(w, parameters)
-            a, _, of_later, itself = _by_quadrature(w[~served], parameters)
-            of_w[~served] = (number * scale * _collect(grad[~served], a, of_later, itself)).to(w.dtype)
+            factors = parameters.mode_coupling(w.shape[1]), number * MODE_NORMALISATION / parameters.readout_coupling
+            _, _, of_later, itself = _by_quadrature(w[~served], parameters)
+            of_w[~served] = _collect(grad[~served], w[~served], of_later, itself, *factors)
             if served.any():
                 weak = w[served]
                 total = weak.double().square().sum(1).amax()
@@ -577,10 +582,13 @@ def _integrals(
     return (weights * torch.stack([value * cosine, derivative * cosine, itself])).sum(1)
 
 
-def _collect(grad: Tensor, a: Tensor, of_later: Tensor, itself: Tensor) -> Tensor:
-    """The gradient in a, from that in ``a I``: every mode has a share in the A of all earlier ones."""
+def _collect(
+    grad: Tensor, w: Tensor, of_later: Tensor, itself: Tensor, coupling: float, scale: float
+) -> Tensor:
+    """The gradient in w, from that in ``scale a I``: every mode has a share in the A of all earlier ones."""
+    a = w.double() * coupling
     earlier = F.pad((grad * a * of_later).cumsum(-1)[..., :-1], (1, 0))
-    return grad * itself + 2 * a * earlier
+    return (scale * coupling * (grad * itself + 2 * a * earlier)).to(w.dtype)
 
 
 torch.library.register_fake(
@@ -692,7 +700,7 @@ def _has_table(w: Tensor, parameters: SpinWaveParameters) -> bool:
 
 
 class _Tabled(torch.autograd.Function):
-    """H of rows of w, ``(neurons, modes)``, kept unseen. In few operators: each costs a GPU more than its work.
+    """H of rows of w, ``(neurons, modes)``, kept unseen.
 
     With ``T' = i phi T - F`` the integral over u is a difference of one function at two sums of squares::
 
@@ -704,41 +712,79 @@ class _Tabled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, parameters: SpinWaveParameters) -> Tensor:
         phase, readout, modes = parameters.stark_phase, parameters.readout_coupling, w.shape[-1]
-        table = _table(_table_exponent(modes), readout, phase, w.device)  # (cells, powers, functions)
-        a = w.double() * parameters.mode_coupling(modes)  # differences of T are small
-        sums = F.pad(a.square().flip(-1).cumsum(-1), (1, 0)).flip(-1)  # (neurons, modes + 1): A_i + b_i, at the end 0
-        place = (sums + 1).sqrt() * _CELLS - _CELLS
-        cell = place.nan_to_num(len(table)).clamp(max=len(table) - 1).long()
-        x = torch.where(place > len(table), math.nan, place - cell).unsqueeze(-1)
-        value, first, second, third = table[cell].unbind(-2)  # (neurons, modes + 1, functions)
-        value = torch.addcmul(value, x, torch.addcmul(first, x, torch.addcmul(second, x, third)))
-        transform, known = torch.view_as_complex(value.unflatten(-1, (2, 2))).unbind(-1)
-        f, slope = known.real, known.imag
-
-        b = sums[..., :-1] - sums[..., 1:]  # what the table was asked for, which rounding has moved
-        turn = torch.exp(1j * phase * b)
-        part = turn * transform[..., 1:] - transform[..., :-1]
-        least = _NEARLY_EQUAL / max(1.0, abs(phase))
-        is_small, divisor = b < least, torch.where(b > _UNSEEN_SQUARED_COUPLING, math.nan, b.clamp(min=least))
-        integral = torch.where(is_small, torch.lerp(f[..., 1:], f[..., :-1], 0.5), part.real / divisor)
-        drift = f[..., :-1] - phase * part.imag
-        of_later = torch.where(
-            is_small, torch.lerp(slope[..., 1:], slope[..., :-1], 0.5), (drift - turn.real * f[..., 1:]) / divisor
-        )
-        itself = 2 * drift - integral  # I + 2 b dI/db
-        ctx.scale = MODE_NORMALISATION / readout
-        ctx.save_for_backward(w, a, of_later, itself)
+        table = _table(_table_exponent(modes), readout, phase, w.device)
+        ctx.factors = parameters.mode_coupling(modes), MODE_NORMALISATION / readout
+        look_up, ctx.collect = _means(w.device)
+        h, *kept = look_up(w, table, *ctx.factors, phase, _CELLS, *_limits(phase))
+        ctx.save_for_backward(w, *kept)
         ctx.parameters = parameters
-        h: Tensor = ctx.scale * a * integral
-        return h.to(w.dtype)
+        return h  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        w, a, of_later, itself = ctx.saved_tensors
+        w, *kept = ctx.saved_tensors
         if not _is_final(grad):
             return _pull_back_by_formula(grad, w, ctx.parameters, 1.0, None), None
-        scale = ctx.scale * ctx.parameters.mode_coupling(w.shape[-1])
-        return (scale * _collect(grad, a, of_later, itself)).to(w.dtype), None
+        return ctx.collect(grad, w, *kept, *ctx.factors), None
+
+
+def _limits(phase: float) -> tuple[float, float]:
+    """Squared couplings below which a mean of F takes over from the table's T, and above which I is NaN."""
+    return _NEARLY_EQUAL / max(1.0, abs(phase)), _UNSEEN_SQUARED_COUPLING
+
+
+def _look_up(
+    w: Tensor, table: Tensor, coupling: float, scale: float, phase: float, per_unit: int, least: float, most: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What :func:`spinwave.fused.look_up` does, in few operators: each costs a GPU more than its work."""
+    a = w.double() * coupling  # differences of T are small
+    sums = F.pad(a.square().flip(-1).cumsum(-1), (1, 0)).flip(-1)  # (neurons, modes + 1): A_i + b_i, at the end 0
+    place = (sums + 1).sqrt() * per_unit - per_unit
+    cell = place.nan_to_num(len(table)).clamp(max=len(table) - 1).long()
+    x = torch.where(place > len(table), math.nan, place - cell).unsqueeze(-1)
+    value, first, second, third = table[cell].unbind(-2)  # (neurons, modes + 1, functions)
+    value = torch.addcmul(value, x, torch.addcmul(first, x, torch.addcmul(second, x, third)))
+    transform, known = torch.view_as_complex(value.unflatten(-1, (2, 2))).unbind(-1)
+    f, slope = known.real, known.imag
+
+    b = sums[..., :-1] - sums[..., 1:]  # what the table was asked for, which rounding has moved
+    turn = torch.exp(1j * phase * b)
+    part = turn * transform[..., 1:] - transform[..., :-1]
+    is_small, divisor = b < least, torch.where(b > most, math.nan, b.clamp(min=least))
+    integral = torch.where(is_small, torch.lerp(f[..., 1:], f[..., :-1], 0.5), part.real / divisor)
+    drift = f[..., :-1] - phase * part.imag
+    of_later = torch.where(
+        is_small, torch.lerp(slope[..., 1:], slope[..., :-1], 0.5), (drift - turn.real * f[..., 1:]) / divisor
+    )
+    return (scale * a * integral).to(w.dtype), of_later, 2 * drift - integral
+
+
+@lru_cache(maxsize=64)
+def _means(device: torch.device) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """How to look up and to collect on a device: by kernels where they compile and, tried once, do as the operators."""
+    operators = _look_up, _collect
+    if device.type not in _KERNELS_FOR:
+        return operators
+    try:
+        from .fused import collect, look_up
+    except ImportError:  # PyTorch came without Triton
+        return operators
+    try:
+        with _lasting():
+            w = torch.linspace(-1.0, 1.2, 300).view(2, 150).to(device)
+            table, results = _table(10, 1.0, 0.6, device), []
+            for find, pull_back in (operators, (look_up, collect)):
+                h, of_later, itself = find(w, table, 1.0, 1.0, 0.6, _CELLS, *_limits(0.6))
+                results.append(torch.stack([h, pull_back(w, w, of_later, itself, 1.0, 1.0)]))
+            wanted, found = results
+            error = ((found - wanted).abs().amax((1, 2)) / wanted.abs().amax((1, 2))).amax().item()
+        if error < 1e-6:
+            return look_up, collect
+        problem = f"they are off by {error:.0e}"
+    except Exception as failure:  # a compiler may fail in any way
+        problem = f"{type(failure).__name__}: {failure}"
+    warnings.warn(f"kernels do not work on {device}, slower operators take their place ({problem})", stacklevel=2)
+    return operators
 
 
 @lru_cache(maxsize=64)

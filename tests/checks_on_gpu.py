@@ -1,6 +1,8 @@
 """What the package does on a GPU, seen on a virtual one. Started by test_gpu.py, in a process of its own."""
 
 import copy
+import sys
+import warnings
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from spinwave import (
     SpinWaveLinear,
     SpinWaveMLP,
     SpinWaveParameters,
+    effective,
     effective_weights,
     fit,
     fit_ensemble,
@@ -22,6 +25,7 @@ from spinwave.__main__ import main
 
 SIZES = (36, 12, 10)
 STRONG = SpinWaveParameters(coupling_total=10.0)
+TURNING = SpinWaveParameters(100.0, 3.0, detuning=-2e4)  # a Stark phase of -2
 GRID = SpinWaveParameters(points=12)
 EPOCHS = 3  # of four batches of 64 and one of 20: each size is taken as it is, recorded and replayed
 
@@ -29,6 +33,13 @@ EPOCHS = 3  # of four batches of 64 and one of 20: each size is taken as it is, 
 @pytest.fixture
 def device():
     with gpu() as device:
+        yield device
+
+
+@pytest.fixture
+def with_kernels():
+    pytest.importorskip("triton")
+    with gpu(kernels=True) as device:
         yield device
 
 
@@ -130,6 +141,92 @@ def test_a_step_of_float32_is_few_launches(device):
         train("vgpu", data=digits(count=images), epochs=1)
         counts.append(device.counts["launch"])
     assert 100 < (counts[1] - counts[0]) / 10 < 170  # chapter 11: more than a hundred
+
+
+@pytest.mark.parametrize("options", [{}, {"graph": True}])
+@pytest.mark.parametrize("physics", [None, STRONG])
+def test_kernels_train_as_a_cpu_does(with_kernels, physics, options):
+    data = digits(count=84)
+    network, _ = train("vgpu", physics, data=data, **options)
+    other, _ = train("cpu", physics, data=data)
+    assert largest_difference(network, other) < 1e-4
+
+
+def test_with_kernels_a_step_is_hardly_more_than_that_of_ordinary_layers(with_kernels):
+    ordinary = nn.Sequential(nn.Linear(36, 12, bias=False), nn.ReLU(), nn.Linear(12, 10, bias=False))
+    counts = []
+    for network in (None, ordinary):
+        for images in (64 * 2, 64 * 7):
+            with_kernels.counts.clear()
+            train("vgpu", network=copy.deepcopy(network), data=digits(count=images), epochs=1)
+            counts.append(with_kernels.counts["launch"])
+    ours, theirs = (counts[1] - counts[0]) / 5, (counts[3] - counts[2]) / 5
+    assert ours <= theirs + 8  # for each layer H, its gain and the gradients of both
+
+
+def test_an_ensemble_takes_kernels(with_kernels):
+    options = {"seeds": [3, 4], "sizes": SIZES, "epochs": 1, "batch_size": 64, "progress": False}
+    options |= {"coupling_totals": [0.1, 10.0]}
+    networks, _ = fit_ensemble(*digits(count=84), device="vgpu", **options)
+    others, _ = fit_ensemble(*digits(count=84), device="cpu", **options)
+    for one, two in zip(networks, others, strict=True):
+        assert largest_difference(one, two) < 1e-4
+
+
+@pytest.mark.parametrize("parameters", [SpinWaveParameters(), STRONG, TURNING])
+@pytest.mark.parametrize("shape", [(10, 100), (3, 129), (2, 784), (1, 1), (4, 3)])
+def test_kernels_find_what_the_formula_finds(with_kernels, parameters, shape):
+    torch.manual_seed(0)
+    w = torch.randn(shape)
+    w[0, 1:2] = 0
+    w *= min(1.0, 4.9 / parameters.mode_coupling(shape[1]) / w.abs().max().item())
+    w, grad = w.t().contiguous().t(), torch.randn(shape).t().contiguous().t()  # in another layout
+    results = []
+    for x, of_h in ((w.to(DEVICE), grad.to(DEVICE)), (w.double(), grad.double())):
+        x.requires_grad_()
+        h = effective.compute(x, parameters, "continuum", look=False)
+        h.backward(of_h)
+        results.append((h.detach().cpu(), x.grad.cpu()))
+    for ours, exact in zip(*results, strict=True):
+        assert (ours - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+def test_kernels_give_nan_where_they_have_no_table(with_kernels):
+    w = torch.full((3, 7), 3.0)
+    w[0, 4] = 5.1
+    w[1, 2] = torch.nan
+    w[2, 6] = 40.0
+    there = w.to(DEVICE).requires_grad_()
+    h = effective.compute(there, SpinWaveParameters(coupling_total=7.0), "continuum", look=False)
+    h.sum().backward()
+    assert h.isnan().tolist() == [[False] * 4 + [True] + 2 * [False], 3 * [True] + 4 * [False], 7 * [True]]
+    assert there.grad.isnan().any(1).all().item()
+
+
+def test_kernels_that_fail_leave_the_operators(with_kernels, monkeypatch):
+    fused = pytest.importorskip("spinwave.fused")
+    look_up = fused.look_up
+    operators = effective._look_up, effective._collect
+
+    def means():
+        effective._means.cache_clear()
+        return effective._means(DEVICE)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert means() == (look_up, fused.collect)
+    monkeypatch.setattr(fused, "look_up", lambda *args: [1.01 * found for found in look_up(*args)])
+    with pytest.warns(UserWarning, match=r"kernels do not work on vgpu:0, .* \(they are off by 1e-02\)"):
+        assert means() == operators
+
+    def broken(*_):
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(fused, "look_up", broken)
+    with pytest.warns(UserWarning, match=r"\(RuntimeError: no C compiler\)"):
+        assert means() == operators
+    monkeypatch.setitem(sys.modules, "spinwave.fused", None)
+    assert means() == operators  # without a word where there is no Triton
 
 
 def test_a_recorded_training_goes_on_after_a_stop(device, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ them in a process of their own.
 
 import contextlib
 from collections import Counter
+from types import SimpleNamespace
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -153,6 +154,25 @@ def must_be_capturable(optimizer, *_):
         raise RuntimeError("Attempting CUDA graph capture of step() but capturable is False")
 
 
+class Kernel:
+    """A kernel of Triton, which its interpreter runs."""
+
+    is_view = False
+    _schema = SimpleNamespace(is_mutable=True)
+
+    def __init__(self, kernel, grid=None):
+        self.kernel, self.grid = kernel, grid
+
+    def __getitem__(self, grid):
+        return Kernel(self.kernel, grid)
+
+    def __call__(self, *args, **options):
+        if any(isinstance(argument, OnGPU) for argument in args):
+            GPU.current.launch(self, args, options)
+        else:
+            self.kernel[self.grid](*args, **options)
+
+
 _tensor = torch.tensor
 
 
@@ -163,8 +183,14 @@ def from_values(values, *, device=None, **options):
 
 
 @contextlib.contextmanager
-def gpu():
-    """The device, as one whose launches can be recorded."""
+def gpu(kernels=False):
+    """The device, as one whose launches can be recorded, with Triton or without."""
+    effective._KERNELS_FOR = ("cuda", "vgpu") if kernels else ("cuda",)
+    effective._means.cache_clear()
+    if kernels:
+        from spinwave import fused
+
+        fused._look_up, fused._collect = Kernel(fused._look_up), Kernel(fused._collect)
     effective._PLAIN = (*effective._PLAIN, OnGPU)
     training.RECORDED = (*training.RECORDED, "vgpu")
     torch.cuda.CUDAGraph, torch.cuda.graph, torch.cuda.Stream = Graph, recording, Stream
