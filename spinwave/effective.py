@@ -200,7 +200,7 @@ def compute(w: Tensor, parameters: SpinWaveParameters, model: str, look: bool, g
     elif model == "discretized":
         h = _discretized(rows, parameters, look)
     elif not look and is_plain(working) and _has_table(working, parameters):
-        h = _Tabled.apply(rows, parameters)
+        h, gain = _Tabled.apply(rows, gain, parameters), None
     else:
         # the largest sum of squared couplings of a neuron
         norm = seen(torch.linalg.vector_norm(rows.detach(), dim=-1).amax()) if look else None
@@ -482,14 +482,14 @@ def _pull_back(g: Tensor, series: tuple[compiled.Array, float, Series]) -> Tenso
     return g
 
 
-def _formula(w: Tensor, parameters: SpinWaveParameters, gain: float, total: float | None) -> Tensor:
+def _formula(w: Tensor, parameters: SpinWaveParameters, gain: float | Tensor, total: float | None) -> Tensor:
     """``gain H`` for a derivative of the derivative, or many at once: autograd does the formula as it stands."""
     squared = parameters.mode_coupling(w.shape[1]) ** 2
     return gain * _continuum(w, parameters, None if total is None else total * squared)
 
 
 def _pull_back_by_formula(
-    grad: Tensor, w: Tensor, parameters: SpinWaveParameters, gain: float, total: float | None
+    grad: Tensor, w: Tensor, parameters: SpinWaveParameters, gain: float | Tensor, total: float | None
 ) -> Tensor:
     with torch.enable_grad():
         h = _formula(w, parameters, gain, total)
@@ -539,9 +539,9 @@ def _closed_form_backward(grad: Tensor, w: Tensor, total: Tensor, gain: Tensor |
             series = _far_series(rows, reach, parameters, w.dtype)
         except _TooStrong:
             of_w, (served, _) = w.new_empty(w.shape), _sort_out(w, parameters)
-            factors = parameters.mode_coupling(w.shape[1]), number * MODE_NORMALISATION / parameters.readout_coupling
+            factors = parameters.mode_coupling(w.shape[1]), MODE_NORMALISATION / parameters.readout_coupling
             _, _, of_later, itself = _by_quadrature(w[~served], parameters)
-            of_w[~served] = _collect(grad[~served], w[~served], of_later, itself, *factors)
+            of_w[~served] = _collect(grad[~served], w[~served], gain, of_later, itself, *factors)
             if served.any():
                 weak = w[served]
                 total = weak.double().square().sum(1).amax()
@@ -583,12 +583,19 @@ def _integrals(
 
 
 def _collect(
-    grad: Tensor, w: Tensor, of_later: Tensor, itself: Tensor, coupling: float, scale: float
+    grad: Tensor,
+    w: Tensor,
+    gain: Tensor | None,
+    of_later: Tensor,
+    itself: Tensor,
+    coupling: float,
+    scale: float,
 ) -> Tensor:
-    """The gradient in w, from that in ``scale a I``: every mode has a share in the A of all earlier ones."""
+    """The gradient in w, from that in ``gain scale a I``: every mode has a share in the A of all earlier ones."""
     a = w.double() * coupling
     earlier = F.pad((grad * a * of_later).cumsum(-1)[..., :-1], (1, 0))
-    return (scale * coupling * (grad * itself + 2 * a * earlier)).to(w.dtype)
+    of_w = scale * coupling * (grad * itself + 2 * a * earlier)
+    return (of_w if gain is None else gain * of_w).to(w.dtype)
 
 
 torch.library.register_fake(
@@ -700,7 +707,7 @@ def _has_table(w: Tensor, parameters: SpinWaveParameters) -> bool:
 
 
 class _Tabled(torch.autograd.Function):
-    """H of rows of w, ``(neurons, modes)``, kept unseen.
+    """``gain H`` of rows of w, ``(neurons, modes)``, kept unseen.
 
     With ``T' = i phi T - F`` the integral over u is a difference of one function at two sums of squares::
 
@@ -710,22 +717,22 @@ class _Tabled(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, w: Tensor, parameters: SpinWaveParameters) -> Tensor:
+    def forward(ctx: Any, w: Tensor, gain: Tensor | None, parameters: SpinWaveParameters) -> Tensor:
         phase, readout, modes = parameters.stark_phase, parameters.readout_coupling, w.shape[-1]
         table = _table(_table_exponent(modes), readout, phase, w.device)
         ctx.factors = parameters.mode_coupling(modes), MODE_NORMALISATION / readout
         look_up, ctx.collect = _means(w.device)
-        h, *kept = look_up(w, table, *ctx.factors, phase, _CELLS, *_limits(phase))
-        ctx.save_for_backward(w, *kept)
+        h, *kept = look_up(w, gain, table, *ctx.factors, phase, _CELLS, *_limits(phase))
+        ctx.save_for_backward(w, gain, *kept)
         ctx.parameters = parameters
         return h  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        w, *kept = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        w, gain, *kept = ctx.saved_tensors
         if not _is_final(grad):
-            return _pull_back_by_formula(grad, w, ctx.parameters, 1.0, None), None
-        return ctx.collect(grad, w, *kept, *ctx.factors), None
+            return _pull_back_by_formula(grad, w, ctx.parameters, 1.0 if gain is None else gain, None), None, None
+        return ctx.collect(grad, w, gain, *kept, *ctx.factors), None, None
 
 
 def _limits(phase: float) -> tuple[float, float]:
@@ -734,7 +741,15 @@ def _limits(phase: float) -> tuple[float, float]:
 
 
 def _look_up(
-    w: Tensor, table: Tensor, coupling: float, scale: float, phase: float, per_unit: int, least: float, most: float
+    w: Tensor,
+    gain: Tensor | None,
+    table: Tensor,
+    coupling: float,
+    scale: float,
+    phase: float,
+    per_unit: int,
+    least: float,
+    most: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What :func:`spinwave.fused.look_up` does, in few operators: each costs a GPU more than its work."""
     a = w.double() * coupling  # differences of T are small
@@ -756,7 +771,8 @@ def _look_up(
     of_later = torch.where(
         is_small, torch.lerp(slope[..., 1:], slope[..., :-1], 0.5), (drift - turn.real * f[..., 1:]) / divisor
     )
-    return (scale * a * integral).to(w.dtype), of_later, 2 * drift - integral
+    h = scale * a * integral
+    return (h if gain is None else gain * h).to(w.dtype), of_later, 2 * drift - integral
 
 
 @lru_cache(maxsize=64)
@@ -771,11 +787,11 @@ def _means(device: torch.device) -> tuple[Callable[..., Any], Callable[..., Any]
         return operators
     try:
         with _lasting():
-            w = torch.linspace(-1.0, 1.2, 300).view(2, 150).to(device)
+            w, gain = torch.linspace(-1.0, 1.2, 300).view(2, 150).to(device), torch.tensor(3.0, device=device)
             table, results = _table(10, 1.0, 0.6, device), []
             for find, pull_back in (operators, (look_up, collect)):
-                h, of_later, itself = find(w, table, 1.0, 1.0, 0.6, _CELLS, *_limits(0.6))
-                results.append(torch.stack([h, pull_back(w, w, of_later, itself, 1.0, 1.0)]))
+                h, of_later, itself = find(w, gain, table, 1.0, 1.0, 0.6, _CELLS, *_limits(0.6))
+                results.append(torch.stack([h, pull_back(w, w, gain, of_later, itself, 1.0, 1.0)]))
             wanted, found = results
             error = ((found - wanted).abs().amax((1, 2)) / wanted.abs().amax((1, 2))).amax().item()
         if error < 1e-6:

@@ -32,6 +32,7 @@ def _entry(table, cells, per_unit: tl.float64, c):
 @triton.jit
 def _look_up(
     w,
+    gain,
     table,
     h,
     of_later,
@@ -46,6 +47,9 @@ def _look_up(
     most: tl.float64,
     block: tl.constexpr,
 ):
+    factor = scale
+    if gain is not None:
+        factor *= tl.load(gain)
     first = tl.program_id(0).to(tl.int64) * modes
     behind = tl.full((), 0.0, tl.float64)
     for start in range(0, modes, block):
@@ -67,7 +71,7 @@ def _look_up(
         divisor = tl.where(b <= most, tl.maximum(b, least), float("nan"))
         integral = tl.where(is_small, (f + f_end) / 2, (cosine * re - sine * im - re_end) / divisor)
         later = tl.where(is_small, (slope + slope_end) / 2, (drift - cosine * f) / divisor)
-        tl.store(h + at, scale * a * integral, is_there)
+        tl.store(h + at, factor * a * integral, is_there)
         tl.store(of_later + at, later, is_there)
         tl.store(itself + at, 2 * drift - integral, is_there)
 
@@ -78,6 +82,7 @@ def _collect(
     down,
     along,
     w,
+    gain,
     of_later,
     itself,
     of_w,
@@ -86,6 +91,9 @@ def _collect(
     scale: tl.float64,
     block: tl.constexpr,
 ):
+    factor = scale * coupling
+    if gain is not None:
+        factor *= tl.load(gain)
     row = tl.program_id(0).to(tl.int64)
     before = tl.full((), 0.0, tl.float64)
     for start in range(0, modes, block):
@@ -98,16 +106,25 @@ def _collect(
         earlier = before + tl.cumsum(share, 0) - share
         before += tl.sum(share, 0)
         found = g * tl.load(itself + at, is_there, 0.0) + 2 * a * earlier
-        tl.store(of_w + at, scale * coupling * found, is_there)
+        tl.store(of_w + at, factor * found, is_there)
 
 
 def look_up(
-    w: Tensor, table: Tensor, coupling: float, scale: float, phase: float, per_unit: int, least: float, most: float
+    w: Tensor,
+    gain: Tensor | None,
+    table: Tensor,
+    coupling: float,
+    scale: float,
+    phase: float,
+    per_unit: int,
+    least: float,
+    most: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """H of rows of w, the derivative of I in A, and ``I + 2 b dI/db``, each ``(neurons, modes)`` float32.
+    """``gain H`` of rows of w, the derivative of I in A, and ``I + 2 b dI/db``, each ``(neurons, modes)`` float32.
 
     Arguments:
         w: ``(neurons, modes)`` float32.
+        gain: a scalar, 1 by default.
         table: ``(cells, powers, functions)`` float64: cubics in sqrt(1 + c) of Re T, Im T, F and F'.
         coupling, scale, phase: ``a / w``, ``eta / R`` and the Stark phase.
         per_unit: cells for a unit of sqrt(1 + c).
@@ -118,20 +135,26 @@ def look_up(
     h, of_later, itself = (torch.empty_like(w) for _ in range(3))
     numbers = coupling, scale, phase, float(per_unit), least, most
     with torch.cuda.device_of(w):
-        _look_up[(neurons,)](w, table, h, of_later, itself, modes, len(table), *numbers, block=_block(modes))
+        _look_up[(neurons,)](w, gain, table, h, of_later, itself, modes, len(table), *numbers, block=_block(modes))
     return h, of_later, itself
 
 
 def collect(
-    grad: Tensor, w: Tensor, of_later: Tensor, itself: Tensor, coupling: float, scale: float
+    grad: Tensor,
+    w: Tensor,
+    gain: Tensor | None,
+    of_later: Tensor,
+    itself: Tensor,
+    coupling: float,
+    scale: float,
 ) -> Tensor:
-    """The gradient in w, from that in H, ``(neurons, modes)`` in any layout, and what `look_up` found."""
+    """The gradient in w, from that in ``gain H``, ``(neurons, modes)`` in any layout, and what `look_up` found."""
     w = w.contiguous()
     neurons, modes = w.shape
     of_w = torch.empty_like(w)
-    numbers = coupling, scale
+    tensors = w, gain, of_later, itself, of_w
     with torch.cuda.device_of(w):
-        _collect[(neurons,)](grad, *grad.stride(), w, of_later, itself, of_w, modes, *numbers, block=_block(modes))
+        _collect[(neurons,)](grad, *grad.stride(), *tensors, modes, coupling, scale, block=_block(modes))
     return of_w
 
 

@@ -93,7 +93,7 @@ def fit(
             must be square.
         compile: pass the model through :func:`torch.compile`. On a CPU a small network is slower with it: there is
             nothing left to fuse, and each call of compiled code costs.
-        graph: record the step as a CUDA graph and replay it, on one NVIDIA GPU: a small network's step is a hundred
+        graph: record the step as a CUDA graph and replay it, on one NVIDIA GPU: a small network's step is dozens of
             launches, which take longer than their work. Nothing that the model does may depend on a value.
         out: folder for a checkpoint and ``metrics.json`` after every epoch; the model must be a :class:`SpinWaveMLP`.
             One training at a time may use it (Windows does not check).

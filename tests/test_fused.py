@@ -12,8 +12,12 @@ from spinwave import effective, fused  # noqa: E402
 
 @pytest.mark.parametrize(
     ("kernel", "built_in"),
-    [(fused._look_up, {}), (fused._collect, {}), (fused._collect, {"along": 1})],
-    ids=["look_up", "collect", "collect of another layout"],
+    [
+        (fused._look_up, {}),
+        (fused._look_up, {"gain": None}),
+        (fused._collect, {}),
+        (fused._collect, {"gain": None, "along": 1}),
+    ],
 )
 @pytest.mark.parametrize("generation", [75, 80, 90, 100])
 def test_kernels_compile_for_gpus(kernel, built_in, generation, tmp_path, monkeypatch):
