@@ -21,14 +21,17 @@ from .layers import SpinWaveMLP
 from .parameters import SpinWaveParameters
 from .training import (
     Diverged,
+    Recorded,
     _check_labels,
     _metrics,
+    check_graph,
     check_split,
     choose_device,
     environment,
     evaluate,
     one_cycle,
     recipe,
+    set_rate,
     shuffled,
 )
 
@@ -46,6 +49,7 @@ def fit_ensemble(
     epochs: int = 10,
     batch_size: int = 256,
     device: str | torch.device | None = None,
+    graph: bool = False,
     progress: bool = True,
 ) -> tuple[list[SpinWaveMLP], list[dict[str, Any]]]:
     """Train E networks at once, each as :func:`spinwave.fit` would train it alone, to rounding.
@@ -66,6 +70,7 @@ def fit_ensemble(
         epochs: passes over the training images, an integer >= 1.
         batch_size: images a step of every network, an integer >= 1.
         device: where to train; by default a GPU if there is one.
+        graph: record the step as a CUDA graph and replay it, on an NVIDIA GPU.
         progress: show a progress bar.
 
     Returns:
@@ -90,6 +95,7 @@ def fit_ensemble(
         epochs, batch_size, rates[e], seeds[e] = recipe(epochs, batch_size, rates[e], seeds[e])
     check_split(train, test)
     device = choose_device(device)
+    check_graph(graph, device)
     images, labels = (tensor.to(device) for tensor in train)
     test = (test[0].to(device), test[1].to(device))
     if not (images.isfinite().all() and test[0].isfinite().all()):
@@ -120,6 +126,16 @@ def fit_ensemble(
         return x
 
     optimizer = _adam(weights, rates)
+    total = torch.zeros(count, device=device)  # the summed losses of an epoch
+
+    def step(x: Tensor, y: Tensor, batch: int) -> None:
+        losses = _losses(forward(x), y)
+        optimizer.zero_grad(set_to_none=False)
+        losses.sum().backward()
+        optimizer.step()
+        total.add_(losses.detach(), alpha=batch)
+
+    take = Recorded(step, optimizer, device) if graph else step
     history: list[list[dict[str, float]]] = [[] for _ in seeds]
     steps = -(-len(images) // batch_size)
     surroundings = environment(device)
@@ -127,17 +143,13 @@ def fit_ensemble(
         for epoch in range(epochs):
             begin = time.perf_counter()
             orders = torch.stack([shuffled(len(images), seed, epoch) for seed in seeds]).to(device)  # (E, N)
-            total = torch.zeros(count, device=device)
+            total.zero_()
             try:
-                for step, index in enumerate(orders.split(batch_size, 1)):
-                    cycle = one_cycle((epoch * steps + step) / (epochs * steps))
+                for number, index in enumerate(orders.split(batch_size, 1)):
+                    cycle = one_cycle((epoch * steps + number) / (epochs * steps))
                     for group in optimizer.param_groups:
-                        group["lr"] = group["peak"] * cycle
-                    losses = _losses(forward(images[index]), labels[index])
-                    optimizer.zero_grad(set_to_none=False)
-                    losses.sum().backward()
-                    optimizer.step()
-                    total += losses.detach() * index.shape[1]
+                        set_rate(group, group["peak"] * cycle)
+                    take(images[index], labels[index], index.shape[1])
                     bar.update()
                 with torch.no_grad():
                     parts = [forward(part.expand(count, -1, -1)) for part in test[0].split(2048)]

@@ -134,8 +134,7 @@ def fit(
         if train[0].amin() < 0:
             raise ValueError(f"augment expects grey values from 0, the background, got {train[0].amin():g}")
     device = choose_device(device)
-    if graph and (device.type not in RECORDED or processes > 1):
-        raise ValueError(f"graph expects one process on an NVIDIA GPU, got {processes} on {device}")
+    check_graph(graph, device, processes)
     settings: dict[str, Any] = {
         "epochs": epochs,
         "batch_size": batch_size,
@@ -157,7 +156,7 @@ def fit(
     test = (test[0].to(device), test[1].to(device))
     if not (images.isfinite().all() and test[0].isfinite().all()):
         raise Diverged("the images hold NaN or infinity, and so would the loss")
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True, capturable=graph)
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
     history: History = []
     steps = math.ceil(len(images) / batch_size)
     surroundings = environment(device) | {"processes": processes}
@@ -193,11 +192,7 @@ def fit(
             optimizer.step()
             total.add_(loss.detach())
 
-        take = step
-        if graph:
-            take = _Recorded(step, device)
-            # A graph would keep a number as it was.
-            optimizer.param_groups[0]["lr"] = torch.full((), learning_rate, dtype=torch.float32, device=device)
+        take = Recorded(step, optimizer, device) if graph else step
         hidden = not progress or rank > 0
         with tqdm(total=epochs * steps, initial=len(history) * steps, unit="step", disable=hidden) as bar:
             for epoch in range(len(history), epochs):
@@ -207,11 +202,8 @@ def fit(
                 total.zero_()
                 try:
                     for number, index in enumerate(order.to(device).split(batch_size)):
-                        rate = learning_rate * one_cycle((epoch * steps + number) / (epochs * steps))
-                        if graph:
-                            optimizer.param_groups[0]["lr"].fill_(rate)
-                        else:
-                            optimizer.param_groups[0]["lr"] = rate
+                        cycle = one_cycle((epoch * steps + number) / (epochs * steps))
+                        set_rate(optimizer.param_groups[0], learning_rate * cycle)
                         share = index[rank::processes]
                         # Every process draws for the whole batch, so that the digits do not depend on their number.
                         x = distort(images[index], chance)[rank::processes] if augment else images[share]
@@ -248,15 +240,24 @@ def fit(
     return _metrics(model, settings, history, score, surroundings)
 
 
-class _Recorded:
+class Recorded:
     """A training step that one launch repeats, recorded as a CUDA graph.
 
     The first batch of a size runs as it is, so that libraries, tables and the optimiser make outside the graph what
-    they keep; the second is recorded. What the step reads and writes stays where it was then.
+    they keep; the second is recorded. What the step reads and writes stays where it was then, and numbers stay what
+    they were: learning rates become tensors, see :func:`set_rate`.
     """
 
-    def __init__(self, step: Callable[[Tensor, Tensor, int], None], device: torch.device) -> None:
+    def __init__(
+        self,
+        step: Callable[[Tensor, Tensor, int], None],
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+    ) -> None:
         self.step = step
+        for group in optimizer.param_groups:
+            rate = torch.full((), group["lr"], dtype=torch.float32, device=device)
+            group |= {"lr": rate, "capturable": True}
         self.stream = torch.cuda.Stream(device)  # autograd works where it worked before: not on the main one
         self.known: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
 
@@ -321,6 +322,20 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int =
         "accuracy": confusion.trace().item() / len(images),
         "confusion": confusion.cpu(),
     }
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """Give a group of parameters of an optimiser another learning rate."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def check_graph(graph: bool, device: torch.device, processes: int = 1) -> None:
+    """Raise a ValueError where a step would have to be recorded and cannot be."""
+    if graph and (device.type not in RECORDED or processes > 1):
+        raise ValueError(f"graph expects one process on an NVIDIA GPU, got {processes} on {device}")
 
 
 def shuffled(images: int, seed: int, epoch: int) -> Tensor:

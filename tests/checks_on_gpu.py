@@ -285,10 +285,12 @@ def test_couplings_beyond_the_table_are_a_divergence(device, graph):
         train("vgpu", STRONG, learning_rate=1e4, graph=graph)
 
 
+@pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("more", [{}, {"coupling_totals": [0.1, 10.0], "learning_rates": [0.1, 0.3]}])
-def test_an_ensemble_is_that_of_a_cpu(device, more):
-    options = {"seeds": [3, 4], "sizes": SIZES, "epochs": 2, "batch_size": 64, "progress": False} | more
-    networks, metrics = fit_ensemble(*digits(), device="vgpu", **options)
+def test_an_ensemble_is_that_of_a_cpu(device, more, graph):
+    options = {"seeds": [3, 4], "sizes": SIZES, "epochs": EPOCHS, "batch_size": 64, "progress": False} | more
+    networks, metrics = fit_ensemble(*digits(), device="vgpu", graph=graph, **options)
+    assert device.counts["replay"] == graph * (5 * EPOCHS - 2)
     others, expected = fit_ensemble(*digits(), device="cpu", **options)
     for one, two in zip(networks, others, strict=True):
         assert largest_difference(one, two) < 1e-4

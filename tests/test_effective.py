@@ -275,7 +275,7 @@ def test_the_table_mixes_no_devices(monkeypatch):
     cpu = effective._table(10, 10.0, 0.6, torch.device("cpu"))
     monkeypatch.setattr(effective, "_table", lambda *key: torch.empty_like(cpu, device=key[-1]))
     w = torch.ones(3, 5, device="meta", requires_grad=True)
-    h = effective._Tabled.apply(w, SpinWaveParameters())
+    h = effective._Tabled.apply(w, torch.ones((), device="meta"), SpinWaveParameters())
     (of_w,) = torch.autograd.grad(h.sum(), w)
     assert h.is_meta
     assert of_w.is_meta

@@ -81,6 +81,7 @@ def test_seeds_and_rates_may_be_arrays(digits):
         ({"seeds": [1], "sizes": (99, 10)}, "expected an input of shape"),
         ({"seeds": [1], "sizes": (100, 5)}, "labels must be from 0 to 4"),
         ({"seeds": [1], "model": "exact"}, "model must be one of"),
+        ({"seeds": [1], "device": "cpu", "graph": True}, "graph expects one process on an NVIDIA GPU"),
     ],
 )
 def test_bad_arguments_are_named(digits, arguments, message):
