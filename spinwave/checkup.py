@@ -790,14 +790,15 @@ class _Checkup:
             if not (measured.converged and math.isfinite(off)):
                 found["undecided"] = True
                 continue
-            if off > 10 * error and off > tolerance * scale:
-                # Neighbours may agree by luck. Steps of another length have other errors.
+            wrong = off > 10 * error and off > tolerance * scale
+            if wrong:  # neighbours may agree by luck; steps of another length have other errors
                 again = _slope(self.along(name, x, w, 0.7 * step * direction), epsilon)
                 error = max(error, abs(slope - again.value / (0.7 * step)))
+                wrong = off > 10 * error
             found["size"] = max(found["size"], abs(slope))
             found["worst"] = max(found["worst"], off / scale)
             found["error"] = max(found["error"], error / scale)
-            if off > 10 * error and off > tolerance * scale:
+            if wrong:
                 found["wrong"] = True
             elif error > 1e3 * tolerance * scale:
                 found["undecided"] = True
