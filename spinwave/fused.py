@@ -47,7 +47,7 @@ def _look_up(
     most: tl.float64,
     block: tl.constexpr,
 ):
-    factor = scale
+    factor = scale + tl.full((), 0.0, tl.float64)  # a gain makes up for it where it is huge
     if gain is not None:
         factor *= tl.load(gain)
     first = tl.program_id(0).to(tl.int64) * modes
@@ -72,8 +72,8 @@ def _look_up(
         integral = tl.where(is_small, (f + f_end) / 2, (cosine * re - sine * im - re_end) / divisor)
         later = tl.where(is_small, (slope + slope_end) / 2, (drift - cosine * f) / divisor)
         tl.store(h + at, factor * a * integral, is_there)
-        tl.store(of_later + at, later, is_there)
-        tl.store(itself + at, 2 * drift - integral, is_there)
+        tl.store(of_later + at, factor * later, is_there)
+        tl.store(itself + at, factor * (2 * drift - integral), is_there)
 
 
 @triton.jit
@@ -82,18 +82,13 @@ def _collect(
     down,
     along,
     w,
-    gain,
     of_later,
     itself,
     of_w,
     modes,
     coupling: tl.float64,
-    scale: tl.float64,
     block: tl.constexpr,
 ):
-    factor = scale * coupling
-    if gain is not None:
-        factor *= tl.load(gain)
     row = tl.program_id(0).to(tl.int64)
     before = tl.full((), 0.0, tl.float64)
     for start in range(0, modes, block):
@@ -106,7 +101,7 @@ def _collect(
         earlier = before + tl.cumsum(share, 0) - share
         before += tl.sum(share, 0)
         found = g * tl.load(itself + at, is_there, 0.0) + 2 * a * earlier
-        tl.store(of_w + at, factor * found, is_there)
+        tl.store(of_w + at, coupling * found, is_there)
 
 
 def look_up(
@@ -120,7 +115,9 @@ def look_up(
     least: float,
     most: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``gain H`` of rows of w, the derivative of I in A, and ``I + 2 b dI/db``, each ``(neurons, modes)`` float32.
+    """``gain H`` of rows of w, and of the same factor times I: the derivative in A, and ``I + 2 b dI/db``.
+
+    Each is ``(neurons, modes)`` float32.
 
     Arguments:
         w: ``(neurons, modes)`` float32.
@@ -130,7 +127,8 @@ def look_up(
         per_unit: cells for a unit of sqrt(1 + c).
         least, most: squared couplings below which I is a mean of F, and above which it is NaN.
     """
-    w = w.contiguous()
+    w = _in_memory(w).contiguous()
+    gain = None if gain is None else gain.float()
     neurons, modes = w.shape
     h, of_later, itself = (torch.empty_like(w) for _ in range(3))
     numbers = coupling, scale, phase, float(per_unit), least, most
@@ -139,23 +137,21 @@ def look_up(
     return h, of_later, itself
 
 
-def collect(
-    grad: Tensor,
-    w: Tensor,
-    gain: Tensor | None,
-    of_later: Tensor,
-    itself: Tensor,
-    coupling: float,
-    scale: float,
-) -> Tensor:
+def collect(grad: Tensor, w: Tensor, of_later: Tensor, itself: Tensor, coupling: float) -> Tensor:
     """The gradient in w, from that in ``gain H``, ``(neurons, modes)`` in any layout, and what `look_up` found."""
-    w = w.contiguous()
+    grad, w = _in_memory(grad), _in_memory(w).contiguous()
     neurons, modes = w.shape
     of_w = torch.empty_like(w)
-    tensors = w, gain, of_later, itself, of_w
     with torch.cuda.device_of(w):
-        _collect[(neurons,)](grad, *grad.stride(), *tensors, modes, coupling, scale, block=_block(modes))
+        _collect[(neurons,)](
+            grad, *grad.stride(), w, of_later, itself, of_w, modes, coupling, block=_block(modes)
+        )
     return of_w
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """A kernel sees memory, and PyTorch sometimes only notes that the numbers there have to be negated."""
+    return tensor.resolve_neg()
 
 
 def _block(modes: int) -> int:

@@ -94,7 +94,9 @@ def fit(
         compile: pass the model through :func:`torch.compile`. On a CPU a small network is slower with it: there is
             nothing left to fuse, and each call of compiled code costs.
         graph: record the step as a CUDA graph and replay it, on one NVIDIA GPU: a small network's step is dozens of
-            launches, which take longer than their work. Nothing that the model does may depend on a value.
+            launches, which take longer than their work. Nothing that the model does may depend on a value,
+            its hooks are called while a step is recorded and not when it is replayed, and no loss that was worked out
+            with it before may still be there.
         out: folder for a checkpoint and ``metrics.json`` after every epoch; the model must be a :class:`SpinWaveMLP`.
             One training at a time may use it (Windows does not check).
         resume: continue the run in ``out``, with the settings and the data it was started with.
@@ -213,6 +215,7 @@ def fit(
                         dist.all_reduce(total)
                     _check_loss(total.item())
                     score = evaluate(model, *test)
+                    model.train()  # replays tell no layer that the matrix it kept for evaluation is out of date
                     _check_loss(score["loss"])
                 except (FloatingPointError, Unresolved) as error:
                     kept = f"epoch {epoch} is kept in {out}" if epoch else "nothing was saved yet"
@@ -275,10 +278,13 @@ class Recorded:
         if recorded is None:
             recorded = torch.cuda.CUDAGraph(), x.clone(), y.clone()
             try:
-                with torch.cuda.graph(recorded[0], stream=self.stream):
+                # When a recording fails, torch.cuda.graph leaves its stream the current one.
+                with torch.cuda.stream(self.stream), torch.cuda.graph(recorded[0], stream=self.stream):
                     self.step(*recorded[1:], batch)
             except RuntimeError as error:
-                raise ValueError(f"graph cannot record a step of this model: {_reason(error)}") from error
+                # The end of a recording that failed is an error of its own.
+                cause = error.__context__ if isinstance(error.__context__, Exception) else error
+                raise ValueError(f"graph cannot record a step of this model: {_reason(cause)}") from error
             self.known[batch] = recorded
         replayed, x_there, y_there = recorded
         x_there.copy_(x)

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from virtual_gpu import DEVICE, gpu
+from virtual_gpu import DEVICE, Stream, gpu
 
 from spinwave import (
     SpinWaveLinear,
@@ -77,7 +77,7 @@ def test_the_device_does_what_it_is_for(device):
     x.fill_(1.0)
     graph.replay()
     assert total.tolist() == [2.0, 4.0, 6.0]
-    with pytest.raises(RuntimeError, match="capturing"), torch.cuda.graph(graph):
+    with pytest.raises(RuntimeError, match="previous error"), torch.cuda.graph(graph):
         x.sum().item()
 
 
@@ -192,6 +192,29 @@ def test_kernels_find_what_the_formula_finds(with_kernels, parameters, shape):
         assert (ours - exact).abs().max() < 1e-6 * exact.abs().max()
 
 
+@pytest.mark.parametrize("readout", [1e-30, 1e-5, 1e4])
+def test_kernels_find_gradients_of_any_size(with_kernels, readout):
+    w = torch.randn(2, 30)
+    physics, slopes = SpinWaveParameters(1.0, readout), []
+    for x in (w.to(DEVICE).requires_grad_(), w.double().requires_grad_()):
+        gain = torch.tensor(min(1e30, 1 / readout), dtype=x.dtype, device=x.device)
+        effective.compute(x, physics, "continuum", look=False, gain=gain).sum().backward()
+        slopes.append(x.grad.cpu())
+    ours, exact = slopes
+    assert (ours - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+def test_kernels_know_numbers_that_are_to_be_negated():
+    fused = pytest.importorskip("spinwave.fused")
+    torch.manual_seed(0)
+    w, table = torch.randn(2, 20), effective._table(10, 1.0, 0.6, torch.device("cpu"))
+    numbers = 1.0, 1.0, 0.6, effective._CELLS, *effective._limits(0.6)
+    h, *kept = fused.look_up(w, None, table, *numbers)
+    assert (fused.look_up(torch._neg_view(w), None, table, *numbers)[0] + h).abs().max() == 0
+    slope = fused.collect(w, w, *kept, 1.0)
+    assert (fused.collect(torch._neg_view(w), w, *kept, 1.0) + slope).abs().max() == 0
+
+
 def test_kernels_give_nan_where_they_have_no_table(with_kernels):
     w = torch.full((3, 7), 3.0)
     w[0, 4] = 5.1
@@ -260,6 +283,24 @@ def test_what_a_recorded_training_leaves_is_not_the_matrix_of_before(device):
     assert metrics["test_loss"] == pytest.approx(training.evaluate(on_cpu, images, labels)["loss"], rel=1e-5)
 
 
+def test_what_a_stopped_recorded_training_leaves_is_not_the_matrix_of_before(device, monkeypatch):
+    network, steps = SpinWaveMLP(SIZES), iter(range(8))
+
+    def stopped(*arguments):
+        if next(steps) == 7:  # in the second epoch, which replays
+            raise KeyboardInterrupt
+        return cycle(*arguments)
+
+    cycle = training.one_cycle
+    monkeypatch.setattr(training, "one_cycle", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        train("vgpu", network=network, graph=True)
+    images, _ = digits()[1]
+    with torch.no_grad():
+        there = network.eval()(images.to(DEVICE)).cpu()
+        assert torch.allclose(there, network.cpu()(images), rtol=1e-4, atol=1e-5)
+
+
 class Looks(nn.Module):
     def __init__(self):
         super().__init__()
@@ -273,6 +314,7 @@ def test_a_step_that_looks_at_a_value_cannot_be_recorded(device):
     network = Looks()
     with pytest.raises(ValueError, match=r"graph cannot record a step of this model: .*capturing"):
         train("vgpu", network=network, graph=True)
+    assert Stream.current is None
     train("vgpu", network=network)
     network, _ = train("vgpu", network=nn.Linear(36, 10), graph=True, learning_rate=0.01)
     other, _ = train("vgpu", network=copy.deepcopy(network), learning_rate=0.01)

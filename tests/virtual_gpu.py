@@ -128,6 +128,8 @@ class Graph:
 
 
 class Stream:
+    current = None  # the default
+
     def __init__(self, device=None):
         pass
 
@@ -136,10 +138,23 @@ class Stream:
 
 
 @contextlib.contextmanager
-def recording(graph, stream=None):
-    GPU.current.recording = graph
+def on_stream(stream):
+    before, Stream.current = Stream.current, stream
     try:
         yield
+    finally:
+        Stream.current = before
+
+
+@contextlib.contextmanager
+def recording(graph, stream=None):
+    GPU.current.recording = graph
+    before, Stream.current = Stream.current, stream
+    try:
+        yield
+        Stream.current = before
+    except RuntimeError:  # PyTorch then ends the recording, which fails too, before it goes back to the other stream
+        raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
     finally:
         GPU.current.recording = None
         for tensor, held in graph.before.items():
@@ -196,6 +211,6 @@ def gpu(kernels=False):
     torch.cuda.CUDAGraph, torch.cuda.graph, torch.cuda.Stream = Graph, recording, Stream
     torch.tensor = from_values
     register_optimizer_step_pre_hook(must_be_capturable)
-    torch.cuda.stream, torch.cuda.current_stream = contextlib.nullcontext, Stream
+    torch.cuda.stream, torch.cuda.current_stream = on_stream, lambda device=None: Stream.current or Stream()
     with GPU() as device:
         yield device
