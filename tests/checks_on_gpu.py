@@ -239,6 +239,11 @@ def test_kernels_that_fail_leave_the_operators(with_kernels, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert means() == (look_up, fused.collect)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            assert means() == (look_up, fused.collect)
+        finally:
+            torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(fused, "look_up", lambda *args: [1.01 * found for found in look_up(*args)])
     with pytest.warns(UserWarning, match=r"kernels do not work on vgpu:0, .* \(they are off by 1e-02\)"):
         assert means() == operators
