@@ -714,8 +714,7 @@ class _Tabled(torch.autograd.Function):
         table = _table(_table_exponent(modes), readout, phase, w.device)
         ctx.coupling = parameters.mode_coupling(modes)
         look_up, ctx.collect = _means(w.device)
-        scale = MODE_NORMALISATION / readout
-        h, *kept = look_up(w, gain, table, ctx.coupling, scale, phase, _CELLS, *_limits(phase))
+        h, *kept = look_up(w, gain, table, _numbers(ctx.coupling, readout, phase))
         ctx.save_for_backward(w, gain, *kept)
         ctx.parameters = parameters
         return h  # type: ignore[no-any-return]
@@ -728,23 +727,17 @@ class _Tabled(torch.autograd.Function):
         return ctx.collect(grad, w, *kept, ctx.coupling), None, None
 
 
-def _limits(phase: float) -> tuple[float, float]:
-    """Squared couplings below which a mean of F takes over from the table's T, and above which I is NaN."""
-    return _NEARLY_EQUAL / max(1.0, abs(phase)), _UNSEEN_SQUARED_COUPLING
+def _numbers(coupling: float, readout: float, phase: float) -> tuple[float, ...]:
+    """What to look up with, as :func:`spinwave.fused.look_up` takes it."""
+    least = _NEARLY_EQUAL / max(1.0, abs(phase))
+    return coupling, MODE_NORMALISATION / readout, phase, float(_CELLS), least, _UNSEEN_SQUARED_COUPLING
 
 
 def _look_up(
-    w: Tensor,
-    gain: Tensor | None,
-    table: Tensor,
-    coupling: float,
-    scale: float,
-    phase: float,
-    per_unit: int,
-    least: float,
-    most: float,
+    w: Tensor, gain: Tensor | None, table: Tensor, numbers: tuple[float, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What :func:`spinwave.fused.look_up` does, in few operators: each costs a GPU more than its work."""
+    coupling, scale, phase, per_unit, least, most = numbers
     a = w.double() * coupling  # differences of T are small
     sums = F.pad(a.square().flip(-1).cumsum(-1), (1, 0)).flip(-1)  # (neurons, modes + 1): A_i + b_i, at the end 0
     place = (sums + 1).sqrt() * per_unit - per_unit
@@ -779,18 +772,7 @@ def _means(device: torch.device) -> tuple[Callable[..., Any], Callable[..., Any]
     except ImportError:  # PyTorch came without Triton
         return operators
     try:
-        with _lasting():
-            w = torch.linspace(-1.0, 1.2, 300, dtype=torch.float32).view(2, 150).to(device)
-            table, errors = _table(10, 1.0, 0.6, device), []
-            for rows, gain in ((w, w[1, 9]), (w.view(30, 10), None)):  # two blocks and a part of one
-                results = []
-                for find, pull_back in (operators, (look_up, collect)):
-                    h, of_later, itself = find(rows, gain, table, 1.0, 1.0, 0.6, _CELLS, *_limits(0.6))
-                    grad = rows.t().contiguous().t()
-                    results.append(torch.stack([h, pull_back(grad, rows, of_later, itself, 1.0)]))
-                wanted, found = results
-                errors.append((found - wanted).abs().amax((1, 2)) / wanted.abs().amax((1, 2)))
-            error = torch.cat(errors).amax().item()
+        error = _largest_error(look_up, collect, device)
         if error < 1e-6:
             return look_up, collect
         problem = f"they are off by {error:.0e}"
@@ -800,6 +782,21 @@ def _means(device: torch.device) -> tuple[Callable[..., Any], Callable[..., Any]
         problem = f"{type(failure).__name__}: {failure}"
     warnings.warn(f"kernels do not work on {device}, slower operators take their place ({problem})", stacklevel=2)
     return operators
+
+
+def _largest_error(look_up: Callable[..., Any], collect: Callable[..., Any], device: torch.device) -> float:
+    """By how much two small layers and their gradients differ from those of the operators, of the largest."""
+    with _lasting():
+        w = torch.linspace(-1.0, 1.2, 300, dtype=torch.float32).view(2, 150).to(device)
+        table, numbers, errors = _table(10, 1.0, 0.6, device), _numbers(1.0, 1.0, 0.6), []
+        for rows, gain in ((w, w[1, 9]), (w.view(30, 10), None)):  # two blocks and a part of one
+            results, grad = [], rows.t().contiguous().t()
+            for find, pull_back in ((_look_up, _collect), (look_up, collect)):
+                h, of_later, itself = find(rows, gain, table, numbers)
+                results.append(torch.stack([h, pull_back(grad, rows, of_later, itself, 1.0)]))
+            wanted, found = results
+            errors.append((found - wanted).abs().amax((1, 2)) / wanted.abs().amax((1, 2)))
+        return torch.cat(errors).amax().item()
 
 
 @lru_cache(maxsize=64)

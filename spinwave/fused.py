@@ -105,15 +105,7 @@ def _collect(
 
 
 def look_up(
-    w: Tensor,
-    gain: Tensor | None,
-    table: Tensor,
-    coupling: float,
-    scale: float,
-    phase: float,
-    per_unit: int,
-    least: float,
-    most: float,
+    w: Tensor, gain: Tensor | None, table: Tensor, numbers: tuple[float, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``gain H`` of rows of w, and of the same factor times I: the derivative in A, and ``I + 2 b dI/db``.
 
@@ -123,15 +115,13 @@ def look_up(
         w: ``(neurons, modes)`` float32.
         gain: a scalar, 1 by default.
         table: ``(cells, powers, functions)`` float64: cubics in sqrt(1 + c) of Re T, Im T, F and F'.
-        coupling, scale, phase: ``a / w``, ``eta / R`` and the Stark phase.
-        per_unit: cells for a unit of sqrt(1 + c).
-        least, most: squared couplings below which I is a mean of F, and above which it is NaN.
+        numbers: ``a / w``, ``eta / R``, the Stark phase, the cells for a unit of sqrt(1 + c), and the squared couplings
+            below which I is a mean of F and above which it is NaN.
     """
-    w = _in_memory(w).contiguous()
+    w = w.resolve_neg().contiguous()  # a kernel sees memory, and PyTorch may only have noted a sign
     gain = None if gain is None else gain.float()
     neurons, modes = w.shape
     h, of_later, itself = (torch.empty_like(w) for _ in range(3))
-    numbers = coupling, scale, phase, float(per_unit), least, most
     with torch.cuda.device_of(w):
         _look_up[(neurons,)](w, gain, table, h, of_later, itself, modes, len(table), *numbers, block=_block(modes))
     return h, of_later, itself
@@ -139,7 +129,7 @@ def look_up(
 
 def collect(grad: Tensor, w: Tensor, of_later: Tensor, itself: Tensor, coupling: float) -> Tensor:
     """The gradient in w, from that in ``gain H``, ``(neurons, modes)`` in any layout, and what `look_up` found."""
-    grad, w = _in_memory(grad), _in_memory(w).contiguous()
+    grad, w = grad.resolve_neg(), w.resolve_neg().contiguous()
     neurons, modes = w.shape
     of_w = torch.empty_like(w)
     with torch.cuda.device_of(w):
@@ -147,11 +137,6 @@ def collect(grad: Tensor, w: Tensor, of_later: Tensor, itself: Tensor, coupling:
             grad, *grad.stride(), w, of_later, itself, of_w, modes, coupling, block=_block(modes)
         )
     return of_w
-
-
-def _in_memory(tensor: Tensor) -> Tensor:
-    """A kernel sees memory, and PyTorch sometimes only notes that the numbers there have to be negated."""
-    return tensor.resolve_neg()
 
 
 def _block(modes: int) -> int:

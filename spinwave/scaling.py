@@ -30,7 +30,7 @@ from .training import _write, choose_device, environment, fit
 # Widths of n-n-10 networks: from a thousand to ten million weights.
 WIDTHS = (28, 100, 312, 996, 3158)
 POINTS = (25, 50, 100, 200, 400)
-NETWORKS = 16  # of the ensemble
+NETWORKS, BATCH = 16, 256  # of the ensemble
 
 
 def run(
@@ -104,7 +104,7 @@ def run(
         _write(file, json.dumps(results, indent=1).encode())
         report(describe(row))
     together, alone = ensemble_seconds(chosen, 5 if repeat is None else repeat)
-    results["ensemble"] = {"networks": NETWORKS, "batch": 256, "together": together, "alone": alone}
+    results["ensemble"] = {"networks": NETWORKS, "batch": BATCH, "together": together, "alone": alone}
     _write(file, json.dumps(results, indent=1).encode())
     report(f"{NETWORKS} networks at once train {gain(results['ensemble']):.1f} times as fast as one after another")
     for name, slope in results["slopes"].items():
@@ -167,11 +167,11 @@ def _step(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], 
 
 
 def ensemble_seconds(device: torch.device, repeat: int) -> tuple[list[float], list[float]]:
-    """Seconds in which 100 steps of 16 networks are made, at once and one after another, taking turns."""
+    """Seconds in which 100 steps of all networks are made, at once and one after another, taking turns."""
     torch.manual_seed(0)
-    train = torch.rand(100 * 256, 100), torch.randint(10, (100 * 256,))
-    test = train[0][:256], train[1][:256]
-    options: dict[str, Any] = {"epochs": 1, "device": device, "progress": False}
+    train = torch.rand(100 * BATCH, 100), torch.randint(10, (100 * BATCH,))
+    test = train[0][:BATCH], train[1][:BATCH]
+    options: dict[str, Any] = {"epochs": 1, "batch_size": BATCH, "device": device, "progress": False}
     together, alone = [], []
     for _ in range(repeat + 1):
         _, metrics = fit_ensemble(train, test, seeds=range(NETWORKS), **options)

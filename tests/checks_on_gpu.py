@@ -1,6 +1,7 @@
 """What the package does on a GPU, seen on a virtual one. Started by test_gpu.py, in a process of its own."""
 
 import copy
+import itertools
 import sys
 import warnings
 
@@ -125,22 +126,21 @@ def test_a_recorded_training_is_the_ordinary_one(device, physics, model, dtype, 
             assert one[name] == pytest.approx(two[name], rel=1e-5)
 
 
-def test_a_step_is_one_launch_and_a_few_to_feed_it(device):
+def launches_of_a_step(device, network=None, **options):
     counts = []
-    for images in (64 * 10, 64 * 20):
+    for steps in (1, 2, 7):  # the first makes what is made once, the second records
         device.counts.clear()
-        train("vgpu", data=digits(count=images), epochs=1, graph=True)
+        train("vgpu", network=copy.deepcopy(network), data=digits(count=64 * steps), epochs=1, **options)
         counts.append(device.counts["launch"])
-    assert counts[1] - counts[0] <= 10 * 6
+    return (counts[2] - counts[1]) / 5
+
+
+def test_a_step_is_one_launch_and_a_few_to_feed_it(device):
+    assert launches_of_a_step(device, graph=True) <= 6
 
 
 def test_a_step_of_float32_is_few_launches(device):
-    counts = []
-    for images in (64 * 10, 64 * 20):
-        device.counts.clear()
-        train("vgpu", data=digits(count=images), epochs=1)
-        counts.append(device.counts["launch"])
-    assert 100 < (counts[1] - counts[0]) / 10 < 170  # chapter 11: more than a hundred
+    assert 100 < launches_of_a_step(device) < 170  # chapter 11: more than a hundred
 
 
 @pytest.mark.parametrize("options", [{}, {"graph": True}])
@@ -154,13 +154,7 @@ def test_kernels_train_as_a_cpu_does(with_kernels, physics, options):
 
 def test_with_kernels_a_step_is_hardly_more_than_that_of_ordinary_layers(with_kernels):
     ordinary = nn.Sequential(nn.Linear(36, 12, bias=False), nn.ReLU(), nn.Linear(12, 10, bias=False))
-    counts = []
-    for network in (None, ordinary):
-        for images in (64, 64 * 2, 64 * 7):  # the first makes what is made once
-            with_kernels.counts.clear()
-            train("vgpu", network=copy.deepcopy(network), data=digits(count=images), epochs=1)
-            counts.append(with_kernels.counts["launch"])
-    ours, theirs = (counts[2] - counts[1]) / 5, (counts[5] - counts[4]) / 5
+    ours, theirs = launches_of_a_step(with_kernels), launches_of_a_step(with_kernels, ordinary)
     assert theirs < 20  # chapter 11: about fifteen
     assert theirs < ours <= theirs + 4  # for each layer H and its gradient
 
@@ -208,9 +202,9 @@ def test_kernels_know_numbers_that_are_to_be_negated():
     fused = pytest.importorskip("spinwave.fused")
     torch.manual_seed(0)
     w, table = torch.randn(2, 20), effective._table(10, 1.0, 0.6, torch.device("cpu"))
-    numbers = 1.0, 1.0, 0.6, effective._CELLS, *effective._limits(0.6)
-    h, *kept = fused.look_up(w, None, table, *numbers)
-    assert (fused.look_up(torch._neg_view(w), None, table, *numbers)[0] + h).abs().max() == 0
+    numbers = effective._numbers(1.0, 1.0, 0.6)
+    h, *kept = fused.look_up(w, None, table, numbers)
+    assert (fused.look_up(torch._neg_view(w), None, table, numbers)[0] + h).abs().max() == 0
     slope = fused.collect(w, w, *kept, 1.0)
     assert (fused.collect(torch._neg_view(w), w, *kept, 1.0) + slope).abs().max() == 0
 
@@ -258,20 +252,24 @@ def test_kernels_that_fail_leave_the_operators(with_kernels, monkeypatch):
     assert means() == operators  # without a word where there is no Triton
 
 
-def test_a_recorded_training_goes_on_after_a_stop(device, tmp_path, monkeypatch):
-    whole, _ = train("vgpu", graph=True)
-    scores = iter(range(3))
+def train_until(call, name, **options):
+    """Train with a recorded step and stop at that call of a function of the module, counted from 1."""
+    function, calls = getattr(training, name), itertools.count(1)
 
     def stopped(*arguments):
-        if next(scores) == 2:  # before the first epoch, after it, after the second
+        if next(calls) == call:
             raise KeyboardInterrupt
-        return evaluate(*arguments)
+        return function(*arguments)
 
-    evaluate = training.evaluate
-    monkeypatch.setattr(training, "evaluate", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        train("vgpu", graph=True, out=tmp_path)
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, name, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train("vgpu", graph=True, **options)
+
+
+def test_a_recorded_training_goes_on_after_a_stop(device, tmp_path):
+    whole, _ = train("vgpu", graph=True)
+    train_until(3, "evaluate", out=tmp_path)  # before the first epoch, after it, after the second
     resumed, metrics = train("vgpu", graph=True, out=tmp_path, resume=True)
     assert metrics["epochs"] == EPOCHS
     assert largest_difference(whole, resumed) < 1e-5
@@ -288,18 +286,9 @@ def test_what_a_recorded_training_leaves_is_not_the_matrix_of_before(device):
     assert metrics["test_loss"] == pytest.approx(training.evaluate(on_cpu, images, labels)["loss"], rel=1e-5)
 
 
-def test_what_a_stopped_recorded_training_leaves_is_not_the_matrix_of_before(device, monkeypatch):
-    network, steps = SpinWaveMLP(SIZES), iter(range(8))
-
-    def stopped(*arguments):
-        if next(steps) == 7:  # in the second epoch, which replays
-            raise KeyboardInterrupt
-        return cycle(*arguments)
-
-    cycle = training.one_cycle
-    monkeypatch.setattr(training, "one_cycle", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        train("vgpu", network=network, graph=True)
+def test_what_a_stopped_recorded_training_leaves_is_not_the_matrix_of_before(device):
+    network = SpinWaveMLP(SIZES)
+    train_until(8, "one_cycle", network=network)  # in the second epoch, which replays
     images, _ = digits()[1]
     with torch.no_grad():
         there = network(images.to(DEVICE)).cpu()

@@ -49,7 +49,7 @@ def test_kernels_compile_for_gpus(gain, generation, tmp_path, monkeypatch):
         monkeypatch.setattr(fused, name, Compiled(kernel, made))
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver(generation))
     w, table = torch.ones(10, 100), effective._table(10, 10.0, 0.6, torch.device("cpu"))
-    found = fused.look_up(w, gain, table, 0.01, 1.0, 0.6, 128, 1e-5, 25.0)
+    found = fused.look_up(w, gain, table, effective._numbers(0.01, 10.0, 0.6))
     for grad in (w, w.t().contiguous().t(), w[:1, :1].expand_as(w)):
         fused.collect(grad, w, *found[1:], 0.01)
     for kernel in made:

@@ -12,6 +12,7 @@ import contextlib
 from collections import Counter
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -200,17 +201,20 @@ def from_values(values, *, device=None, **options):
 @contextlib.contextmanager
 def gpu(kernels=False):
     """The device, as one whose launches can be recorded, with Triton or without."""
-    effective._KERNELS_FOR = ("cuda", "vgpu") if kernels else ("cuda",)
     effective._means.cache_clear()
-    if kernels:
-        from spinwave import fused
+    with pytest.MonkeyPatch.context() as patch, register_optimizer_step_pre_hook(must_be_capturable):
+        if kernels:
+            from spinwave import fused
 
-        fused._look_up, fused._collect = Kernel(fused._look_up), Kernel(fused._collect)
-    effective._PLAIN = (*effective._PLAIN, OnGPU)
-    training.RECORDED = (*training.RECORDED, "vgpu")
-    torch.cuda.CUDAGraph, torch.cuda.graph, torch.cuda.Stream = Graph, recording, Stream
-    torch.tensor = from_values
-    register_optimizer_step_pre_hook(must_be_capturable)
-    torch.cuda.stream, torch.cuda.current_stream = on_stream, lambda device=None: Stream.current or Stream()
-    with GPU() as device:
-        yield device
+            patch.setattr(effective, "_KERNELS_FOR", ("vgpu",))
+            for name in ("_look_up", "_collect"):
+                patch.setattr(fused, name, Kernel(getattr(fused, name)))
+        patch.setattr(effective, "_PLAIN", (*effective._PLAIN, OnGPU))
+        patch.setattr(training, "RECORDED", ("vgpu",))
+        patch.setattr(torch, "tensor", from_values)
+        stand_ins = {"CUDAGraph": Graph, "graph": recording, "Stream": Stream, "stream": on_stream}
+        stand_ins["current_stream"] = lambda device=None: Stream.current or Stream()
+        for name, stand_in in stand_ins.items():
+            patch.setattr(torch.cuda, name, stand_in)
+        with GPU() as device:
+            yield device
